@@ -113,7 +113,7 @@ def test_a_conf_with_the_constructs_of_alf_trains(text, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize('keeps_episodes', [True, False])
-def test_a_conf_may_say_that_hindsight_needs_episodes(keeps_episodes, tmp_path):
+def test_a_conf_can_state_that_hindsight_needs_episodes(keeps_episodes, tmp_path):
     """``ReplayBuffer.keep_episodic_info = True`` is what the transformer sets anyway; False is an error."""
     (tmp_path / 'conf.gin').write_text(f"""
 include 'dqn_bit_flip.gin'

@@ -161,7 +161,7 @@ def test_task_confs_are_short_and_state_paper_task_and_expected_return(name):
 
 
 @pytest.mark.parametrize('name', BASES)
-def test_a_conf_to_be_included_is_marked_as_such(name):
+def test_a_conf_meant_to_be_included_is_marked(name):
     head = text_of(name).split('\n\n')[0]
     assert head.startswith('# ') and 'include' in head
 

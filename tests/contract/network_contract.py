@@ -103,7 +103,7 @@ class NetworkContract:
         inputs, state = random_batch(network.input_tensor_spec, 4), state_after_one_step(network, 4)
         assert_same_specs(extract_spec(new(inputs, state)[0]), extract_spec(network(inputs, state)[0]))
 
-    def test_a_singleton_is_its_own_copy(self):
+    def test_copying_a_singleton_returns_the_same_object(self):
         network = self.network()
         assert network.singleton() is network and network.copy() is network
         network.singleton(False)
@@ -235,7 +235,7 @@ class NetworkContract:
         assert_same_specs(extract_spec(state), stack.state_spec)
         assert not {id(p) for p in new.parameters()} & {id(p) for p in stack.parameters()}
 
-    def test_inputs_of_a_wrong_shape_are_refused_by_name(self):
+    def test_inputs_of_a_wrong_shape_are_rejected_by_name(self):
         network = self.network()
         wrong = nest.map_structure(lambda s: torch.zeros((4, *s.shape, 2), dtype=s.dtype), network.input_tensor_spec)
         state = nest.map_structure(lambda s: s.zeros((4, )), network.state_spec)

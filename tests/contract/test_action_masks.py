@@ -167,7 +167,7 @@ def is_allowed(agent, action, mask):
 
 
 @every_case
-def test_training_takes_allowed_actions_only_and_its_numbers_are_finite(name):
+def test_training_takes_only_valid_actions_and_has_finite_losses(name):
     agent, _ = make(name)  # the environment refuses every other action
     for _ in range(8):
         agent.train_iter()
@@ -199,7 +199,7 @@ def test_in_ten_thousand_states_no_invalid_action_is_taken(name):
             assert is_allowed(agent, step.output, inputs.action_mask).all()
 
 
-def test_a_cloned_policy_does_nothing_that_is_not_valid():
+def test_a_cloned_policy_takes_only_valid_actions():
     bc = BcAlgorithm(TensorSpec((3, )), BoundedTensorSpec((), torch.int64, LOWEST, LOWEST + COUNT - 1),
                      actor_network_cls=ACTOR, epsilon_greedy=0.3)
     inputs, state = random_step(bc), bc.get_initial_rollout_state(10000)
@@ -274,7 +274,7 @@ def test_networks_see_the_mask_only_on_request():
     assert torch.equal(transformed.action_mask, mask)
 
 
-def test_a_representation_comes_between_and_the_mask_stays():
+def test_an_action_mask_passes_a_representation_unchanged():
     encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, **LAYERS))
     agent, _ = make('ppo', representation_learner_cls=encoder)
     for _ in range(4):
@@ -306,7 +306,7 @@ def test_a_state_without_valid_actions_raises():
     assert torch.equal(transformed.action_mask[0], time_step.observation['valid_action_mask'][0].bool())
 
 
-def test_an_algorithm_of_continuous_actions_is_refused():
+def test_an_algorithm_of_continuous_actions_is_rejected():
     CASES['ddpg'] = (Allowed, partial(DdpgAlgorithm, actor_network_ctor=partial(ActorNetwork, **LAYERS),
                                       critic_network_ctor=partial(CriticNetwork, joint_fc_layer_params=(8, ))), REPLAY)
     try:
@@ -316,7 +316,7 @@ def test_an_algorithm_of_continuous_actions_is_refused():
         del CASES['ddpg']
 
 
-def test_an_algorithm_without_mask_support_is_refused_by_name(monkeypatch):
+def test_an_algorithm_without_mask_support_is_rejected_by_name(monkeypatch):
     monkeypatch.setattr(PPOAlgorithm, 'supports_action_mask', False)
     with pytest.raises(ConfError, match='PPOAlgorithm would take actions that are not valid'):
         make('ppo')
@@ -329,7 +329,7 @@ def test_an_unknown_field_is_named_with_the_available_ones(field, message):
         ActionMask(spec, field=field)
 
 
-def test_a_mask_of_another_size_is_refused():
+def test_a_mask_of_another_size_is_rejected():
     dist = dist_utils.Categorical(logits=torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r'shape \(2, 5\); expected the shape of the logits, \(2, 3\)'):
         dist_utils.mask_actions(dist, torch.ones(2, 5, dtype=torch.bool))

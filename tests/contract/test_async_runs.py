@@ -110,7 +110,7 @@ def test_a_run_whose_unroll_process_is_killed_can_be_resumed(command):
 
 
 @pytest.mark.slow
-def test_the_unroll_process_ends_by_itself_when_the_run_is_killed(command):
+def test_the_unroll_process_exits_when_the_run_is_killed(command):
     run = command(*ENDLESS, 'load_drift.seconds=0.5')
     run.start('TrainerConfig.unroll_queue_size=10000', 'TrainerConfig.unroll_length=1',
               'TrainerConfig.summary_interval=1')
@@ -194,7 +194,7 @@ def test_a_run_without_unroll_length_uses_all_available_steps(tmp_path, monkeypa
     assert not children_of(os.getpid())
 
 
-def test_on_policy_algorithms_are_refused_before_the_first_step(tmp_path, monkeypatch):
+def test_on_policy_algorithms_are_rejected_before_the_first_step(tmp_path, monkeypatch):
     from alfx.gin_utils import ConfError
     config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
     with pytest.raises(ConfError, match='on-policy'):

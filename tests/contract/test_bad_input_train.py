@@ -115,7 +115,7 @@ FAULTS = {
 }
 
 
-def test_a_binding_that_nothing_uses_ends_the_run_at_its_first_iteration(run_train):
+def test_an_unused_binding_ends_the_run_at_its_first_iteration(run_train):
     code, err = run_train('actr/Adam.lr = 1e-3\n')
     assert code == 2
     assert ('ConfError: mine.gin:10: this binding is never used: actr/Adam.lr = 0.001\n'
@@ -141,7 +141,7 @@ def test_after_a_nan_loss_the_last_good_state_can_be_loaded(run_train):
     assert weights and all(torch.isfinite(x).all() for x in weights if x.ndim == 2)
 
 
-def test_the_folder_of_another_conf_is_refused_and_unchanged(run_train):
+def test_the_folder_of_another_conf_is_rejected_and_unchanged(run_train):
     run_train()
     before = [path.read_bytes() for path in checkpoints()]
     code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
@@ -168,7 +168,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_restart(run_train, damage)
     assert code == 1 and 'damaged' in err
 
 
-def test_a_foreign_checkpoint_is_refused_by_name(run_train):
+def test_a_foreign_checkpoint_is_rejected_by_name(run_train):
     run_train()
     torch.save({'model': torch.zeros(3)}, checkpoints()[-1])
     code, err = run_train()
@@ -243,7 +243,7 @@ def test_a_failed_start_leaves_the_existing_run_unchanged(run_train):
     assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
 
 
-def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
+def test_a_second_run_in_the_folder_is_rejected_and_changes_nothing(run_train):
     run_train()
     before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
     with open(Path('run', 'train.lock'), 'r+', encoding='utf8') as other:  # as another process would
@@ -337,7 +337,7 @@ def test_a_run_without_its_stored_conf_accepts_no_other_one(run_train):
     assert code == 2 and 'conf/config.gin' in err and 'use another root_dir' in err
 
 
-def test_a_conf_with_a_byte_order_mark_is_read_and_a_folder_is_refused(run_train, tmp_path):
+def test_a_conf_with_a_byte_order_mark_is_read_and_a_folder_is_rejected(run_train, tmp_path):
     """Read a conf that starts with the byte order mark of Windows editors; refuse a folder as a conf."""
     (tmp_path / 'marked.gin').write_text(CONF, encoding='utf-8-sig')
     assert run_train(conf='marked.gin')[0] == 0

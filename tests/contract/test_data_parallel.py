@@ -113,7 +113,7 @@ assert not any('gloo' in name for name in threads()) and len(threads()) <= len(j
 
 
 @pytest.mark.slow
-def test_a_rank_that_has_left_has_no_threads_that_exchange():
+def test_a_rank_that_has_exited_has_no_communication_threads():
     """A thread that still runs while Python exits could abort the process."""
     variables, processes = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port())), []
     for rank in range(2):
@@ -287,7 +287,7 @@ def test_supervised_runs_with_two_ranks_match_one_process_and_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_indivisible_sizes_are_refused_by_name(tmp_path):
+def test_indivisible_sizes_are_rejected_by_name(tmp_path):
     for param, name in (('TrainerConfig.mini_batch_size=33', 'TrainerConfig.mini_batch_size = 33'),
                         ('create_environment.num_parallel_environments=5', 'num_parallel_environments = 5')):
         code, words = finish('two', tmp_path / name.split()[0], 2, param)

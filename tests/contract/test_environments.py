@@ -65,7 +65,7 @@ class TestEveryKind:
             copies.append(nest.map_structure(torch.clone, steps[-1]))
         assert_same(steps, copies)
 
-    def test_an_action_of_the_wrong_shape_is_refused(self, env: AlfEnvironment):
+    def test_an_action_of_the_wrong_shape_is_rejected(self, env: AlfEnvironment):
         env.reset()
         wrong = nest.map_structure(lambda a: a[..., None], random_actions(env, torch.Generator()))
         with pytest.raises(ValueError, match='action: expected tensors of shapes'):
@@ -142,7 +142,7 @@ class TestAutoresetModes:
         torch.testing.assert_close(last.discount, torch.tensor([0.9, 0.0]))
 
     @pytest.mark.parametrize('mode', [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-    def test_environments_that_can_reset_single_ones_are_reset_once_more(self, mode):
+    def test_environments_that_reset_single_rows_are_reset_once_more(self, mode):
         """Check the first and last steps of episodes if a vector wrapper hides the environments.
 
         The steps are the same as without the wrapper, but the numbers of the episodes differ.

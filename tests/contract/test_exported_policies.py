@@ -31,7 +31,7 @@ def policy_of(tmp_path):
 @pytest.mark.parametrize('conf', ['dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mpo_pendulum',
                                   'ppo_predictive_masked_cart_pole', 'q_learning_frozen_lake', 'sac_mixed_actions',
                                   'taac_pendulum', 'td7_pendulum'])
-def test_an_exported_policy_acts_like_the_policy(conf, policy_of):
+def test_an_exported_policy_acts_like_the_original_policy(conf, policy_of):
     policy, env = policy_of(conf)
     step = exporting.export(policy, conf).module()
     assert exporting.greatest_differences(policy, [step], env, 60)[0] <= 1e-5
@@ -51,7 +51,7 @@ def test_an_exported_policy_normalizes_by_running_statistics(conf, policy_of):
 
 @pytest.mark.parametrize('conf, reason', [('muzero_cart_pole', 'outside of torch'),
                                           ('sac_diayn_pendulum', 'draws random numbers')])
-def test_an_untraceable_policy_is_refused_by_name(conf, reason, policy_of):
+def test_an_untraceable_policy_is_rejected_by_name(conf, reason, policy_of):
     policy, _ = policy_of(conf)
     with pytest.raises(exporting.ExportError, match=f'the policy of {conf} cannot be exported: .*{reason}'):
         exporting.export(policy, conf)

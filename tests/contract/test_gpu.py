@@ -63,7 +63,7 @@ def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch, g
     assert {p.device for p in again.algorithm.parameters()} == {devices[second]} and is_finite(again.algorithm)
 
 
-def test_an_interrupted_run_draws_the_numbers_of_one_that_was_not(tmp_path, monkeypatch, gpu):
+def test_interrupted_and_uninterrupted_runs_draw_the_same_numbers(tmp_path, monkeypatch, gpu):
     uninterrupted = train('SAC', _folder(tmp_path, 'whole'), monkeypatch, gpu, iterations=16)
     parts = _folder(tmp_path, 'parts')
     extra = 'ReplayBuffer.enable_checkpoint = True\n'
@@ -73,7 +73,7 @@ def test_an_interrupted_run_draws_the_numbers_of_one_that_was_not(tmp_path, monk
         torch.testing.assert_close(x, tensors_of(again.algorithm)[name], rtol=1e-3, atol=1e-4)
 
 
-def test_where_the_replay_buffer_is_changes_nothing(tmp_path, monkeypatch, gpu):
+def test_the_location_of_the_replay_buffer_has_no_effect(tmp_path, monkeypatch, gpu):
     found = [tensors_of(train('SAC', _folder(tmp_path, device), monkeypatch, gpu,
                               f"ReplayBuffer.device = '{device}'\n").algorithm) for device in ('cpu', 'cuda')]
     for name, x in found[0].items():

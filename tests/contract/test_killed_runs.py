@@ -43,7 +43,7 @@ FAMILIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
-def test_kills_at_random_moments_change_nothing(tmp_path, family):
+def test_kills_at_random_times_do_not_change_the_result(tmp_path, family):
     conf, params, num_processes = FAMILIES[family]
     if 'mujoco' in family:
         pytest.importorskip('mujoco')

@@ -338,7 +338,7 @@ def test_resuming_between_two_target_updates_is_exact(name):
 
 
 @every_algorithm
-def test_a_checkpoint_that_lacks_a_part_is_refused_by_name(name):
+def test_a_checkpoint_that_lacks_a_part_is_rejected_by_name(name):
     agent, _ = make_agent(name)
     agent.train_iter()
     saved = dict(agent.state_dict())

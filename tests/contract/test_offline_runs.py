@@ -95,7 +95,7 @@ def test_a_resumed_run_matches_an_uninterrupted_one(kind):
     assert uninterrupted['_extra_state']['offline_data'][0][0] == 'data/pendulum/replay'
 
 
-def test_resuming_refuses_other_data_but_accepts_moved_data():
+def test_resuming_rejects_other_data_but_accepts_moved_data():
     record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
     os.rename('data/pendulum/replay', 'data/moved')
@@ -296,7 +296,7 @@ def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
-def test_kills_at_random_moments_change_nothing(tmp_path, kind):
+def test_kills_at_random_times_do_not_change_the_result(tmp_path, kind):
     record('data/pendulum/replay', 2000)
     conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=30', )), 'pretraining, then both': (
         'iql_finetune_pendulum', ('TrainerConfig.num_iterations=20',

@@ -88,7 +88,7 @@ def test_a_changed_epsilon_takes_effect_at_once():
 
 
 @pytest.mark.parametrize('conf', ['dqn_cart_pole', 'ppo_cart_pole'])
-def test_masks_of_actions_are_looked_at_at_each_step(conf):
+def test_action_masks_are_checked_at_each_step(conf):
     algorithm, env = make(conf)
     for mask in ([True, True], [True, False], [False, True]):
         assert_plays(algorithm, env, 4, mask=torch.tensor([mask] * BATCH))

@@ -123,7 +123,7 @@ def test_the_second_device_computes_the_same_as_the_first(tmp_path, monkeypatch)
 
 class TestTheSecondDeviceItself:
 
-    def test_mixing_devices_is_refused(self):
+    def test_mixing_devices_is_rejected(self):
         with second_device() as device:
             on_device = torch.ones(3, device=device)
             with pytest.raises(RuntimeError, match='expected all tensors to be on the same device'):

@@ -90,7 +90,7 @@ def test_modules_that_a_conf_names_are_imported_but_not_with_untrusted(tampered,
     ('create_environment.env_load_fn = @suite_envpool.load', 'envpool'),
     ("create_environment.env_name = 'ALE/Pong-v5'\ncreate_environment.env_load_fn = @suite_ale_vector.load", 'ALE'),
 ])
-def test_tasks_of_other_packages_and_their_files_are_refused_by_name(tampered, line, named, capsys):
+def test_tasks_of_other_packages_and_their_files_are_rejected_by_name(tampered, line, named, capsys):
     assert tampered(line, untrusted=True)[0] == 2
     err = capsys.readouterr().err
     assert named in err and '--untrusted' in err

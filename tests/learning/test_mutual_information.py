@@ -56,7 +56,7 @@ def test_a_short_training_finds_most_of_the_mutual_information(estimator_type):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('estimator_type', ['DV', 'KLD', 'ML'])
-def test_the_mutual_information_of_normals_is_found_within_10_percent(estimator_type):
+def test_the_mutual_information_of_normals_is_right_within_10_percent(estimator_type):
     estimate = Estimate(estimator_type)
     bound = estimate.train(1500)
     assert bound == pytest.approx(estimate.exact, rel=0.1)  # 1.022 nats

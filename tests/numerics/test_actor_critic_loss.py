@@ -162,7 +162,7 @@ def test_multi_dimensional_rewards_are_weighted_for_the_policy_only():
 
 
 @pytest.mark.parametrize('separate', [False, True])
-def test_rewards_are_normalized_and_clipped_together_or_each_by_itself(separate):
+def test_rewards_are_normalized_and_clipped_together_or_separately(separate):
     # Of valid steps 0 and 1 (step 2 is only bootstrapped from) the advantages are r[t+1] = (1, 3) and (30, 10), which
     # are (-1, 1) and (1, -1) when normalized, (-0.5, 0.5) and (0.5, -0.5) when clipped. Together they are
     # 0.75 * (1, 3) + 0.25 * (30, 10) = (8.25, 4.75), of which (0.5, -0.5) is left.
@@ -185,7 +185,7 @@ def test_a_single_reward_has_no_separate_normalization():
 
 
 @pytest.mark.parametrize('bad', [dict(td_lambda=1.5), dict(td_lambda=-0.1)])
-def test_lambda_outside_the_unit_interval_is_refused(bad):
+def test_lambda_outside_the_unit_interval_is_rejected(bad):
     with pytest.raises(ValueError, match=r'td_lambda must be a number in \[0, 1\]'):
         ActorCriticLoss(**bad)
 
@@ -217,7 +217,7 @@ def test_ppo_advantages_from_minibatches_match_those_of_the_unroll():
 
 
 @pytest.mark.parametrize('check', [False, True])
-def test_ppo_checks_for_nan_only_if_asked_and_then_eagerly(check):
+def test_ppo_checks_for_nan_only_on_request_and_then_eagerly(check):
     info, _ = random_info(seed=1)
     advantages = torch.ones(info.value.shape)
     advantages[1, 1] = math.nan

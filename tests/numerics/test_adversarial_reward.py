@@ -279,7 +279,7 @@ def test_a_reward_of_one_sign_warns_where_episodes_end(expert, caplog):
     assert 'staying alive' not in caplog.text
 
 
-def test_unsupported_settings_are_refused(expert, random_actions):
+def test_unsupported_settings_are_rejected(expert, random_actions):
     for module, word in ((gail(''), 'demonstrations'), (gail(expert, reward_form='log'), 'reward_form'),
                          (gail(expert, discriminator_network_cls=WIDE), 'scalar output'),
                          (gail('/nowhere'), '/nowhere'), (gail(random_actions), 'action')):

@@ -19,16 +19,16 @@ def test_with_fewer_than_four_runs_the_interquartile_mean_is_the_mean():
     assert interquartile_mean(np.array([1.0, 2, 9])) == 4.0
 
 
-def test_each_point_of_a_curve_has_an_interquartile_mean_of_its_own():
+def test_each_point_of_a_curve_has_its_own_interquartile_mean():
     values = np.array([[0.0, 4], [1, 3], [2, 2], [9, -5]])
     np.testing.assert_allclose(interquartile_mean(values), [1.5, 2.5])
 
 
-def test_a_run_without_a_number_is_not_left_out_as_the_best():
+def test_the_mean_of_scores_with_nan_is_nan():
     assert np.isnan(interquartile_mean(np.array([1.0, 2, 3, float('nan')])))
 
 
-def test_no_scores_at_all_are_refused():
+def test_no_scores_at_all_are_rejected():
     with pytest.raises(ValueError, match='at least one'):
         interquartile_mean(np.zeros(0))
     with pytest.raises(ValueError, match='at least one'):

@@ -84,7 +84,7 @@ def test_gradients_equal_those_of_autograd_through_the_statistics(renorm, is_wei
         torch.testing.assert_close(a, b.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_second_derivative_is_refused():
+def test_a_second_derivative_is_rejected():
     layer, x = BatchNorm(2), torch.randn(4, 2, requires_grad=True)
     [gradient] = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match='once_differentiable'):
@@ -196,7 +196,7 @@ def test_a_stack_equals_separate_layers(is_shared):
     assert all(map(torch.equal, stack.state_dict().values(), BatchNorm(4).make_parallel(3).state_dict().values()))
 
 
-def test_errors_name_what_was_expected():
+def test_errors_state_the_expected_values():
     with pytest.raises(ValueError, match='at least 2 rows'):
         BatchNorm(2)(torch.randn(1, 2))
     with norm_layers.counted(torch.ones(1)), pytest.raises(ValueError, match='at least 2 rows'):

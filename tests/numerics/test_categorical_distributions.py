@@ -69,7 +69,7 @@ def test_an_excluded_category_is_never_drawn_and_adds_nothing(form):
 
 
 @pytest.mark.parametrize('batch', [1, 4000])
-def test_categories_are_drawn_as_often_as_they_should(batch):
+def test_categories_are_sampled_with_their_probabilities(batch):
     probs = torch.tensor([0.1, 0.2, 0.3, 0.4])
     dist = du.Categorical(probs=probs.expand(batch, 4))
     samples = torch.stack([dist.sample() for _ in range(40_000 // batch)])
@@ -77,7 +77,7 @@ def test_categories_are_drawn_as_often_as_they_should(batch):
     torch.testing.assert_close(frequencies(samples, 4), probs.double(), atol=0.01, rtol=0)
 
 
-def test_the_last_category_is_in_range_however_the_probabilities_round():
+def test_the_last_category_is_in_range_despite_rounded_probabilities():
     logits = torch.randn(20_000, 3) * 5
     samples = du.Categorical(logits=logits).sample((5, ))
     assert samples.min() >= 0 and samples.max() <= 2
@@ -104,7 +104,7 @@ def test_a_distribution_first_used_without_gradients_gives_gradients_later():
     assert normal.entropy().requires_grad
 
 
-def test_validation_is_off_unless_asked_for():
+def test_validation_is_off_by_default():
     bad = torch.full((2, 3), torch.nan)
     du.Categorical(logits=bad)
     with pytest.raises(ValueError, match='finite maximum'):

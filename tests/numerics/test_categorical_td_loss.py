@@ -176,12 +176,12 @@ def test_targets_have_no_gradient():
 
 
 @pytest.mark.parametrize('arguments', [dict(td_lambda=0.5), dict(v_min=1.0, v_max=1.0), dict(gamma=1.5)])
-def test_values_out_of_range_are_refused(arguments):
+def test_values_out_of_range_are_rejected(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         CategoricalTDLoss(**arguments)
 
 
-def test_shapes_that_disagree_are_refused():
+def test_shapes_that_disagree_are_rejected():
     info = random_info()
     with pytest.raises(ValueError, match=r'\[T, B, N\]'):
         CategoricalTDLoss().compute_td_target(info, random_probs(7, 39, 5))

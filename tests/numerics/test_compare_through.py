@@ -108,7 +108,7 @@ def test_the_loss_has_the_sequence_shape_and_is_zero_without_a_target():
     assert (result.loss[no_target] == 0).all() and (result.loss[~no_target] > 0).all()
 
 
-def test_one_step_alone_is_refused():
+def test_one_step_alone_is_rejected():
     info, value = random_sequences(6, 1, 2)
     with pytest.raises(ValueError, match='mini_batch_length'):
         compare_through_return(info.reward, value, info.step_type, info.discount, info.rollout_b)

@@ -207,7 +207,7 @@ def test_foreign_actions_at_the_limits_have_finite_log_probability():
     assert torch.isfinite(dist.log_prob(torch.tensor([[-1.0], [1.0]]))).all()
 
 
-def test_a_transform_that_is_not_elementwise_is_refused():
+def test_a_transform_that_is_not_elementwise_is_rejected():
     with pytest.raises(ValueError, match='SoftmaxTransform is not elementwise'):
         du.TransformedDistribution(du.DiagMultivariateNormal(torch.zeros(2), torch.ones(2)), du.SoftmaxTransform())
 
@@ -350,7 +350,7 @@ def test_entropies_are_estimated_only_without_a_closed_form():
     assert du.estimated_entropy(du.DiagMultivariateNormal(torch.full((1, 1), torch.nan), 1.0))[0].isnan().all()
 
 
-def test_squashed_entropy_is_that_found_by_integration():
+def test_squashed_entropy_matches_numerical_integration():
     dist = squashed(torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[0.8]], dtype=torch.float64))
     points = grid(-1 + 1e-9, 1 - 1e-9)
     log_density = dist.log_prob(points.view(-1, 1, 1)).squeeze(-1)

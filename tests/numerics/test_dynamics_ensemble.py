@@ -269,12 +269,12 @@ def test_bootstrap_weights_multiply_the_losses_of_the_members():
     (dict(num_replicas=0), 'num_replicas'), (dict(holdout=1.0), 'holdout'), (dict(hidden_size=(0, )), 'hidden_size'),
     (dict(num_replicas=3, num_elites=2), 'num_elites.*holdout is 0'),
     (dict(num_replicas=3, num_elites=4, holdout=0.1), 'num_elites')])
-def test_arguments_out_of_range_are_refused(arguments, message):
+def test_arguments_out_of_range_are_rejected(arguments, message):
     with pytest.raises(ConfError, match=message):
         make('stochastic', **arguments)
 
 
-def test_wrong_networks_and_non_vector_features_are_refused():
+def test_wrong_networks_and_non_vector_features_are_rejected():
     network = partial(DynamicsNetwork, joint_fc_layer_params=(8, ))
     with pytest.raises(ConfError, match='predicts a tensor; the algorithm needs a distribution(.|\n)*prob = True'):
         make('stochastic', dynamics_network_ctor=network)

@@ -208,7 +208,7 @@ class TestRewardCheck:
     def batch(self, run=None):
         return sampled(stored([episodes([t % 5 == 4 for t in range(20)], 20) if run is None else run], 20), 16, 2)
 
-    def test_a_reward_function_that_contradicts_stored_rewards_is_refused(self):
+    def test_a_reward_function_that_contradicts_stored_rewards_is_rejected(self):
         """Raise an error that names the fields and shows both rewards."""
         wrong = transformer(reward_fn=l2_dist_close_reward_fn)
         wrong.transform_experience(self.batch())  # it agrees with this history
@@ -245,7 +245,7 @@ class TestRewardCheck:
         with pytest.raises(ValueError, match='does not reproduce the rewards'):
             wrong.transform_experience(self.batch(run))
 
-    def test_a_reward_of_another_shape_is_refused(self):
+    def test_a_reward_of_another_shape_is_rejected(self):
         with pytest.raises(ValueError, match=r'expected a reward \(16, 2\).*found \(16, 2, 1\)'):
             transformer(reward_fn=lambda a, d: (a == d).float()).transform_experience(self.batch())
 
@@ -256,7 +256,7 @@ class TestRewardCheck:
         with pytest.raises(ValueError, match='every step with this reward to terminate.*discount 1.0'):
             transformer(terminal_reward=0.0).transform_experience(self.batch(run))
 
-    def test_terminations_that_look_like_success_are_warned_of_once(self, caplog):
+    def test_terminations_that_look_like_success_cause_one_warning(self, caplog):
         run = episodes([t % 5 == 4 for t in range(20)], 20, terminates=True)
         without = transformer()
         with caplog.at_level(logging.WARNING):
@@ -319,7 +319,7 @@ class TestGoalReward:
         goal = {'x': torch.ones(2, 2), 'y': torch.zeros(2, 2, 3)}
         assert reward(goal, goal).tolist() == [[1.0, 1.0]] * 2
 
-    def test_one_that_fails_is_replaced_with_a_warning(self, caplog):
+    def test_a_failing_reward_function_is_replaced_with_a_warning(self, caplog):
         def needs_info(achieved, desired, info):
             return info['crashed']
 

@@ -200,7 +200,7 @@ def test_td_steps_of_episode_length_give_the_monte_carlo_return():
     torch.testing.assert_close(n_step, to_the_end, rtol=0, atol=1e-12)
 
 
-def test_values_are_from_player_0s_view_whoever_moves():
+def test_values_are_from_the_view_of_player_0():
     """Let player 1 win after five moves: all values are -1, also where it is the turn of player 1."""
     steps = one_episode([0, 0, 0, 0, -1.0], [0.3, -0.2, 0.1, 0.4, 0.5], 0.0)
     maker = TargetMaker(settings(td_steps=-1, discount=1.0), 'rollout_info', None)
@@ -208,7 +208,7 @@ def test_values_are_from_player_0s_view_whoever_moves():
     assert maker.targets(info, 1)[0].value[0, 0].tolist() == [-1, -1, -1, -1, 0]
 
 
-def test_a_model_without_rewards_refuses_rewards_before_the_end():
+def test_a_model_without_rewards_rejects_rewards_before_the_end():
     steps = one_episode([0, 1, 2], [10, 20, 30], 0.0)
     maker = TargetMaker(settings(predicts_reward=False), 'rollout_info', None)
     with pytest.raises(ValueError, match='train_reward_function = False.*last step'):

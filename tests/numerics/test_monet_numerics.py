@@ -48,7 +48,7 @@ class TestMixtureLoss:
                             torch.tensor([0.0, 0.2]).view(1, 2, 1, 1, 1), torch.tensor([0.1, 0.2]))
         assert float(loss) == pytest.approx(-0.9553723, abs=1e-6)
 
-    def test_slots_that_predict_the_same_are_one_gaussian_whatever_the_masks(self):
+    def test_slots_with_equal_predictions_are_one_gaussian_for_any_masks(self):
         image, mean = torch.rand(BATCH, CHANNELS, HEIGHT, WIDTH), torch.rand(BATCH, 1, CHANNELS, HEIGHT, WIDTH)
         loss = mixture_loss(image, random_masks(HEIGHT, WIDTH).float(), mean.expand(-1, SLOTS, -1, -1, -1),
                             torch.full((SLOTS, ), 0.3))
@@ -146,7 +146,7 @@ class TestAlgorithm:
 
 class TestSpatialBroadcast:
 
-    def test_each_place_has_the_vector_and_its_coordinates(self):
+    def test_each_position_has_the_vector_and_its_coordinates(self):
         image = SpatialBroadcast(3, 2)(torch.tensor([[5.0, 7.0]]))
         for row, column in itertools.product(range(3), range(2)):
             assert image[0, :, row, column].tolist() == [5.0, 7.0, (-1.0, 0.0, 1.0)[row], (-1.0, 1.0)[column]]

@@ -116,7 +116,7 @@ def test_the_solved_temperature_is_the_minimum_of_the_dual():
     assert abs(float(parameter.grad)) < 1e-3  # of the order of epsilon away from the minimum
 
 
-def test_states_that_do_not_count_have_no_part_in_the_temperature():
+def test_states_that_do_not_count_do_not_affect_the_temperature():
     values = normal(8, 10)
     mask = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
     spoilt = torch.where(mask.bool().unsqueeze(-1), values, 1e4 * values)
@@ -274,7 +274,7 @@ def test_the_policy_of_least_categorical_loss_is_the_improved_one():
 # Multipliers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_multiplier_grows_with_violation_and_stays_in_range():
+def test_a_multiplier_grows_with_the_violation_within_its_range():
     multiplier = Multiplier(constraint=0.1, scale=2.0, maximum=0.5)
     mask = torch.tensor([1.0, 1.0, 0.0])
     violated = torch.tensor([[0.2, 0.1], [0.1, 0.0], [9.0, 9.0]])  # sums 0.3 and 0.1, mean 0.2: 0.1 too much

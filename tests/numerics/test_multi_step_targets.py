@@ -118,6 +118,6 @@ def test_fields_of_the_time_step_may_be_named_by_themselves():
     assert experience_field({'reward': 0}, 'reward') == 'reward'
 
 
-def test_a_batch_of_unknown_origin_is_refused():
+def test_a_batch_of_unknown_origin_is_rejected():
     with pytest.raises(ValueError, match='batch_info with its replay buffer'):
         FutureSteps(BatchInfo(env_ids=torch.zeros(1), positions=torch.zeros(1)), 1, 1)

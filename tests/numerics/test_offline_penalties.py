@@ -113,7 +113,7 @@ def test_penalties_of_steps_match_those_of_sequences():
     torch.testing.assert_close(algorithm.calc_loss(nest.stack(infos)).loss, at_once.loss)
 
 
-def test_a_penalty_of_several_returns_is_refused():
+def test_a_penalty_of_several_returns_is_rejected():
     with pytest.raises(ConfError, match='critic_penalty'):
         td3(critic_penalty=0.1, reward_spec=TensorSpec((2, )))
     assert td3(reward_spec=TensorSpec((2, ))).own_capabilities().traceable_update

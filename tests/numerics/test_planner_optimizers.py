@@ -184,12 +184,12 @@ def test_colored_noise_has_variance_one_and_the_power_of_its_color(beta, length)
     (dict(tau=1.5), 'tau'),
     (dict(population_size=0), 'population_size'), (dict(max_iter_num=0), 'max_iter_num'),
     (dict(epsilon=-1.0), 'epsilon')])
-def test_arguments_of_cem_that_are_out_of_range_are_refused(arguments, message):
+def test_arguments_of_cem_that_are_out_of_range_are_rejected(arguments, message):
     with pytest.raises(ConfError, match=message):
         MAKE['CEM'](**arguments)
 
 
-def test_invalid_bounds_and_cost_shapes_are_refused():
+def test_invalid_bounds_and_cost_shapes_are_rejected():
     """Raise an error for exchanged or infinite bounds and for costs of another shape."""
     with pytest.raises(ValueError, match='lower_bound <= upper_bound'):
         MAKE['random shooting'](lower_bound=2.0)

@@ -42,7 +42,7 @@ def test_targets_get_no_gradient():
     assert returns.grad is None and value.grad is not None
 
 
-def test_a_weight_below_zero_is_refused():
+def test_a_weight_below_zero_is_rejected():
     with pytest.raises(ValueError, match='policy_kl_loss_weight'):
         PPGAuxPhaseLoss(policy_kl_loss_weight=-1.0)
 

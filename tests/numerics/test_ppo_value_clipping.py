@@ -35,7 +35,7 @@ def test_the_error_is_the_larger_of_the_clipped_and_unclipped_one():
     assert not torch.equal(plain.extra.td_loss, loss.extra.td_loss)
 
 
-def test_a_value_that_has_moved_too_far_towards_its_target_has_no_gradient():
+def test_a_value_beyond_the_clipping_range_has_no_gradient():
     value = torch.full((7, 3), 0.9, requires_grad=True)
     loss = PPOLoss(value_clipping=0.2)(info_with(value, torch.zeros(7, 3), torch.ones(7, 3)))
     loss.extra.td_loss.sum().backward()
@@ -54,7 +54,7 @@ def test_the_old_value_comes_from_the_unroll():
     assert torch.allclose(*seen[0]) and not torch.allclose(*seen[-1])
 
 
-def test_a_clipping_of_zero_is_refused():
+def test_a_clipping_of_zero_is_rejected():
     with pytest.raises(ValueError, match='value_clipping'):
         PPOLoss(value_clipping=0.0)
 

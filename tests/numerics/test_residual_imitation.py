@@ -75,7 +75,7 @@ def test_each_side_of_the_game_is_trained_by_its_own_loss_alone():
     torch.testing.assert_close(best, -residual.square().sum(-1))
 
 
-def test_the_norm_of_a_prediction_of_nothing_has_a_gradient():
+def test_the_norm_of_a_zero_prediction_has_a_gradient():
     prediction = torch.zeros(3, 2, requires_grad=True)
     residual_losses(torch.zeros(3, 2), prediction, 0.0, 1.0)[1].sum().backward()
     assert torch.isfinite(prediction.grad).all()
@@ -140,7 +140,7 @@ class Plain(torch.nn.Module):
         return self.layer(observation), state
 
 
-def test_unsupported_settings_are_refused():
+def test_unsupported_settings_are_rejected():
     for kwargs, word in ((dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'BcAlgorithm'),
                          (dict(discriminator_network_cls=partial(LSTMEncodingNetwork, hidden_size=4)), 'feed-forward'),
                          (dict(bc_regulatization_weight=-1.0), 'bc_regulatization_weight')):

@@ -82,7 +82,7 @@ def test_normalizing_uses_the_weighted_mean_and_variance(kind, updates, batch_si
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_large_mean_does_not_drown_the_variance(kind):
+def test_the_variance_is_precise_despite_a_large_mean(kind):
     # In float32, E[x^2] - E[x]^2 at a mean of 10000 and a deviation of 1 is noise of magnitude 8.
     torch.manual_seed(0)
     normalizer = make_normalizer(kind, TensorSpec(()), auto_update=True)
@@ -95,7 +95,7 @@ def test_a_large_mean_does_not_drown_the_variance(kind):
 
 @pytest.mark.parametrize('name', ['normalize', '__call__'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_normalizing_updates_the_statistics_if_told_so(kind, name):
+def test_normalizing_can_update_the_statistics(kind, name):
     torch.manual_seed(0)
     updates, keeps = make_normalizer(kind), make_normalizer(kind, auto_update=False)
     for _ in range(40):
@@ -188,7 +188,7 @@ def test_normalizing_passes_gradients_and_keeps_its_input():
     assert not make_averager('em').average(x).requires_grad
 
 
-def test_the_average_that_was_returned_does_not_change_later():
+def test_a_returned_average_does_not_change_later():
     average = averager.ScalarEMAverager(0.5)
     first = average.average(torch.tensor([1.0]))
     average.update(torch.tensor([3.0]))
@@ -215,7 +215,7 @@ def test_scalar_forms_and_a_scheduled_rate():
     assert frozen.average(torch.tensor(5.0)).item() == 0.0
 
 
-def test_invalid_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError):
         make_normalizer('em', NESTED)({'values': torch.randn(3)})
     with pytest.raises(ValueError, match='speed'):

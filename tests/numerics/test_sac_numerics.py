@@ -172,7 +172,7 @@ def test_the_entropy_is_rewarded_where_it_is_bootstrapped_from():
         torch.testing.assert_close(several @ weights, found)
 
 
-def test_the_mean_of_the_entropy_reward_is_subtracted_if_asked():
+def test_the_mean_of_the_entropy_reward_can_be_subtracted():
     algorithm = algorithm_of('continuous', normalize_entropy_reward=True)
     info = SacInfo(reward=torch.zeros(2, 4), discount=torch.ones(2, 4), log_pi=torch.tensor([[9.0] * 4, [1., 2., 3., 6.]
                                                                                              ]))
@@ -348,7 +348,7 @@ def test_the_priority_of_a_sequence_is_its_root_mean_loss():
     assert critic_values.sequence_priority(rounded, torch.ones(2, 1)).tolist() == [0.0]
 
 
-def test_priorities_are_set_if_asked():
+def test_priorities_are_set_on_request():
     for calculate_priority in (True, False):
         algorithm = algorithm_of('continuous', calculate_priority=calculate_priority)
         steps, action = random_steps(algorithm, 2, 5)

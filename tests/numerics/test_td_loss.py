@@ -82,7 +82,7 @@ def test_the_loss_has_one_entry_per_step_and_zero_without_a_successor():
     assert (loss[:-1][info.step_type[:-1] != LAST] > 0).all()
 
 
-def test_targets_have_no_gradient_even_if_they_are_the_value():
+def test_targets_equal_to_the_value_have_no_gradient():
     info = random_info()
     value = torch.randn(12, 3, dtype=torch.float64, requires_grad=True)
     loss_fn = TDLoss(gamma=0.9, td_lambda=0.8)
@@ -149,7 +149,7 @@ def test_normalized_targets_rescale_the_loss_and_are_checkpointed():
         torch.testing.assert_close(other(info, value, value).loss, found)
 
 
-def test_arguments_out_of_range_are_refused():
+def test_arguments_out_of_range_are_rejected():
     with pytest.raises(ValueError, match='gamma'):
         TDLoss(gamma=1.5)
     for gamma in ([0.9, 1.5], [-0.1, 0.9], []):

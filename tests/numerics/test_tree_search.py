@@ -216,7 +216,7 @@ def test_a_model_that_yields_nan_raises_with_root_and_simulation(what, native):
     (dict(discount=1.5), 'discount'),
     (dict(min_max_delta=0.0), 'min_max_delta: expected a positive'),
 ])
-def test_settings_that_make_no_sense_are_refused(options, message):
+def test_settings_that_make_no_sense_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         SearchSettings(**{'num_simulations': 8, **options})
 
@@ -394,7 +394,7 @@ def bandits(num, num_actions, num_simulations, seed=0):
 
 
 @pytest.mark.parametrize('num_simulations', [1, 2, 4, 8, 16])
-def test_gumbel_improves_the_policy_whatever_the_number_of_simulations(num_simulations):
+def test_gumbel_improves_the_policy_for_any_number_of_simulations(num_simulations):
     num = 10000 if FORMS[0] else 1000
     prior, q, choice, improved = bandits(num, 6, num_simulations)
     before = (prior * q).sum(-1)

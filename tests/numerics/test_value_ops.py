@@ -159,7 +159,7 @@ def test_float32_over_2048_steps_agrees_with_float64():
     np.testing.assert_allclose(found.numpy(), slow_advantages(*rollout, 0.99), atol=2e-4)
 
 
-def test_each_dimension_of_a_reward_is_a_problem_of_its_own():
+def test_reward_dimensions_are_learned_independently():
     reward, value, step_type, discount = hand_made(1.0)
     other = torch.randn_like(reward)
     rewards, values = torch.stack([reward, other], -1), torch.stack([value, value + 1], -1)
@@ -180,14 +180,14 @@ def test_batch_major_is_the_transpose():
         torch.testing.assert_close(function(*swapped, time_major=False), function(*args).transpose(0, 1))
 
 
-def test_a_sequence_of_two_steps_is_enough_and_one_is_refused():
+def test_a_sequence_of_two_steps_is_enough_and_one_is_rejected():
     args = [a[:2] for a in hand_made(1.0)]
     assert value_ops.generalized_advantage_estimation(*args, td_lambda=0.9).item() == 1.0  # 1 + 0.5 * 20 - 10
     with pytest.raises(ValueError, match='at least 2 time steps'):
         value_ops.discounted_return(*[a[:1] for a in args])
 
 
-def test_shapes_that_disagree_are_refused():
+def test_shapes_that_disagree_are_rejected():
     reward, value, step_type, discount = hand_made(1.0)
     with pytest.raises(ValueError, match='rewards and values differ'):
         value_ops.discounted_return(reward, value[:-1], step_type, discount)
@@ -272,7 +272,7 @@ def test_ratios_have_the_gradient_of_the_current_policy_only():
     assert logits.grad is not None and old_logits.grad is None
 
 
-def test_unknown_clipping_modes_and_non_finite_ratios_are_refused():
+def test_unknown_clipping_modes_and_non_finite_ratios_are_rejected():
     one = categorical([0.5, 0.5])
     with pytest.raises(ValueError, match='both_sides'):
         ratio(one, one, torch.tensor([0]), mode='both_sides')

@@ -155,7 +155,7 @@ def test_each_reward_dimension_has_its_own_trace():
     (lambda a: (a[0], a[1][:-1], *a[2:]), 'rewards and values differ in shape'),
     (lambda a: tuple(x[:1] for x in a), 'at least 2 time steps'),
 ])
-def test_shapes_that_disagree_are_refused(bad, message):
+def test_shapes_that_disagree_are_rejected(bad, message):
     with pytest.raises(ValueError, match=message):
         value_ops.vtrace(*bad(hand_made(1.0)))
 
@@ -205,14 +205,14 @@ def fixed_point(rho, c, length=3, iterations=200):
 
 
 @pytest.mark.parametrize('rho', [0.6, 1.0, 1.5, None])
-def test_rho_decides_whose_values_are_learned(rho):
+def test_rho_determines_the_policy_whose_values_are_learned(rho):
     weighted = POLICY if rho is None else np.minimum(rho * BEHAVIOR, POLICY)
     assert rho is None or (weighted < POLICY).any(), 'something is clipped'
     expected = value_of(weighted / weighted.sum(1, keepdims=True))
     np.testing.assert_allclose(fixed_point(rho, 0.5), expected, atol=1e-6)
 
 
-def test_c_changes_how_fast_but_not_whose_values_are_learned():
+def test_c_changes_the_speed_but_not_the_limit_of_learning():
     first = [fixed_point(1.0, c, iterations=1) for c in (0.2, 1.0)]
     assert np.abs(first[0] - first[1]).max() > 0.01
     np.testing.assert_allclose(fixed_point(1.0, 0.2), fixed_point(1.0, 1.0), atol=1e-6)
@@ -320,7 +320,7 @@ def test_each_reward_dimension_has_its_own_targets_and_policy_weight():
     (dict(clip_rho_thres=1.0, clip_c_thres=None), 'clip_c_thres = None exceeds'),
     (dict(td_lambda=1.5), 'td_lambda'),
 ])
-def test_arguments_out_of_range_are_refused_by_name(bad, message):
+def test_arguments_out_of_range_are_rejected_by_name(bad, message):
     with pytest.raises((ConfError, ValueError), match=message):
         VTraceLoss(**bad)
 

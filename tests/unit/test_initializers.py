@@ -59,7 +59,7 @@ def test_the_fan_is_counted_by_mode_and_transposition():
     assert std(transposed=True) == pytest.approx(800**-0.5, rel=0.02)
 
 
-def test_the_activation_counts_with_fan_in_only_and_if_asked_for():
+def test_the_activation_counts_with_fan_in_only_and_on_request():
     def std(**kwargs):
         return float(variance_scaling_init(torch.empty(500, 500), nonlinearity=torch.relu_, **kwargs).std())
 
@@ -108,7 +108,7 @@ class TestInitialWeights:
             assert 0.98 * bound < float(values.abs().max()) <= bound
             assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
 
-    def test_a_gain_multiplies_the_weights_alone(self, bindings):
+    def test_a_gain_multiplies_only_the_weights(self, bindings):
         bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")
         layer = FC(100, 300, kernel_init_gain=0.01)
         assert float(layer.weight.abs().max()) <= 0.001 < float(layer.bias.abs().max()) <= 0.1
@@ -132,7 +132,7 @@ class TestInitialWeights:
         last = [module for module in critic.modules() if isinstance(module, FC)][-1]
         assert 0.5 * largest < float(last.weight.abs().max()) <= largest
 
-    def test_given_initializers_are_kept(self, bindings):
+    def test_given_initializers_are_used(self, bindings):
         bindings("initial_weights.weights = 'torch'", "initial_weights.biases = 'torch'")
         layer = FC(4, 4, kernel_initializer=torch.nn.init.ones_, bias_init_value=2.0)
         assert (layer.weight == 1).all() and (layer.bias == 2).all()

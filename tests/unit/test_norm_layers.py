@@ -43,7 +43,7 @@ def test_current_statistics_become_those_of_each_step():
         layer.set_max_steps(0)
 
 
-def test_a_recurrent_network_with_plain_batch_norm_is_refused_by_name():
+def test_a_recurrent_network_with_plain_batch_norm_is_rejected_by_name():
     assert norm_layers.prepare_rnn_batch_norm(FC(2, 3)) is False
     assert norm_layers.prepare_rnn_batch_norm(FC(2, 3, use_bn=True, bn_ctor=norm_layers.BatchNorm1d)) is True
     with pytest.raises(ValueError, match=r"\['0._norm'\].*bn_ctor=@alfx.norm_layers.BatchNorm1d"):

@@ -8,7 +8,7 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 
 @pytest.mark.parametrize('name', ['int64', 'torch.int64'])
-def test_a_dtype_may_be_given_by_its_name(name):
+def test_a_dtype_can_be_specified_by_its_name(name):
     assert TensorSpec((3, ), name) == TensorSpec((3, ), torch.int64)
     assert BoundedTensorSpec((), name, 0, 4) == BoundedTensorSpec((), torch.int64, 0, 4)
     assert BoundedTensorSpec((), name, 0, 4).sample((2, )).dtype == torch.int64

@@ -205,7 +205,7 @@ def test_a_deferring_policy_gets_all_intrinsic_rewards_of_an_unroll():
     assert not by_step.capabilities.postprocesses_unrolls, 'on-policy training has the rewards with each step'
 
 
-def test_a_part_that_looks_one_step_back_refuses_sequences_of_one_step():
+def test_a_part_that_looks_one_step_back_rejects_sequences_of_one_step():
     with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1: a part of the algorithm learns from'):
         make_agent('ppo', 'discrete', intrinsic_reward_module=Differences)
     make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, use_rollout_state=True)

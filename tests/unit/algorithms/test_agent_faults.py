@@ -130,7 +130,7 @@ def test_an_intrinsic_module_does_not_train_the_goal_generator():
     assert agent.intrinsic_reward.seen and not any(agent.intrinsic_reward.seen)
 
 
-def test_using_one_algorithm_twice_is_refused():
+def test_using_one_algorithm_twice_is_rejected():
     both = Teacher(TensorSpec((1, )), None)
     with pytest.raises(ValueError, match="teacher.*'goal_generator'.*'irm'"):
         with_goals('actor-critic', goal_generator=both, intrinsic_reward_module=both)

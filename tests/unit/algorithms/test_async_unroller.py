@@ -186,7 +186,7 @@ def test_an_error_of_its_environment_is_reported_with_its_traceback(tmp_path, mo
     assert 'Traceback' not in capfd.readouterr().err  # the error is reported once
 
 
-def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, monkeypatch, start):
+def test_a_process_busy_in_its_environment_is_killed(tmp_path, monkeypatch, start):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'load_drift.seconds=60')
     monkeypatch.setattr('alfx.utils.processes.GRACE_SECONDS', 0.5)
     algorithm = learner(config)
@@ -201,7 +201,7 @@ def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, m
         unroller.gather(1)
 
 
-def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monkeypatch):
+def test_on_policy_algorithms_are_rejected_before_anything_starts(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
     algorithm = learner(config)
     with pytest.raises(ConfError, match='async_unroll = True: Steering is on-policy(.|\n)*ImpalaAlgorithm'):
@@ -210,14 +210,14 @@ def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monke
         acting.check(algorithm, config)
 
 
-def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
+def test_a_run_without_a_conf_in_its_folder_is_rejected(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED)
     os.unlink(tmp_path / 'conf' / 'config.gin')
     with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):
         AsyncUnroller(learner(config), config)
 
 
-def test_a_queue_that_does_not_fit_into_shared_memory_is_refused(tmp_path, monkeypatch):
+def test_a_queue_that_does_not_fit_into_shared_memory_is_rejected(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=100000000000')
     with pytest.raises(ConfError, match='unroll_queue_size'):
         AsyncUnroller(learner(config), config)

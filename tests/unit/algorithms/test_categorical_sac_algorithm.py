@@ -101,13 +101,13 @@ def test_reductions_of_critics_are_those_of_distributions():
     (dict(num_atoms=1), 'num_atoms of at least 2'),
     (dict(reward_spec=TensorSpec((2, ))), 'num_atoms requires a scalar reward'),
     (dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'supports only continuous actions')])
-def test_unsupported_arguments_are_refused_by_name(args, message):
+def test_unsupported_arguments_are_rejected_by_name(args, message):
     arguments = dict(observation_spec=SPECS[0], action_spec=SPECS[1], **ATOMS)
     with pytest.raises(ValueError, match=message):
         CategoricalSacAlgorithm(**{**arguments, **args})
 
 
-def test_a_critic_with_another_number_of_outputs_is_refused():
+def test_a_critic_with_another_number_of_outputs_is_rejected():
     with pytest.raises(SpecError, match=r'expected an output of shape \(5,\)'):
         CategoricalSacAlgorithm(*SPECS, **ATOMS,
                                 critic_network_cls=partial(CriticNetwork, output_tensor_spec=TensorSpec((7, ))))

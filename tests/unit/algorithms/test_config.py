@@ -110,7 +110,7 @@ def test_home_is_expanded_in_the_run_folder(monkeypatch, tmp_path):
     ('data_transformer_ctor', 3, 'must contain constructors, found int 3'),
     ('algorithm_ctor', 3, 'must be a callable, found int 3'),
 ])
-def test_a_wrong_value_is_refused_by_name(name, value, expected):
+def test_a_wrong_value_is_rejected_by_name(name, value, expected):
     kwargs = {'algorithm_ctor': algorithm, name: value}
     with pytest.raises(ConfError) as caught:
         TrainerConfig('run', **kwargs)
@@ -145,7 +145,7 @@ def test_the_nearest_choice_is_suggested():
     (dict(unroll_step_interval=0.1), 'unroll_step_interval', 'async_unroll'),
     (dict(unroll_parameter_update_period=5), 'unroll_parameter_update_period', 'async_unroll'),
 ])
-def test_conflicting_options_are_refused(kwargs, first, also):
+def test_conflicting_options_are_rejected(kwargs, first, also):
     found, = problems_of(**kwargs)
     assert found.startswith(f'TrainerConfig.{first}') and also in found
 
@@ -182,7 +182,7 @@ def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole_b
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(offline_buffer_length=10),
     dict(offline_mini_batch_size=8), dict(offline_loss_weight=0.5),
 ])
-def test_dataset_options_are_refused_without_a_dataset(kwargs):
+def test_dataset_options_are_rejected_without_a_dataset(kwargs):
     name = next(iter(kwargs))
     found, = problems_of(**kwargs)
     assert found.startswith(f'TrainerConfig.{name} = ') and 'without TrainerConfig.offline_buffer_dir' in found
@@ -200,7 +200,7 @@ def offline(**kwargs):
     ('initial_collect_steps', offline(unroll_length=0, initial_collect_steps=8)),
     ('num_iterations', offline(unroll_length=0, num_iterations=0)),
 ])
-def test_options_that_conflict_with_a_dataset_are_refused(name, kwargs):
+def test_options_that_conflict_with_a_dataset_are_rejected(name, kwargs):
     assert any(found.startswith(f'TrainerConfig.{name} ') for found in problems_of(**kwargs))
 
 

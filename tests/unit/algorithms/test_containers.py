@@ -345,7 +345,7 @@ def test_each_kind_of_step_calls_the_same_step_of_its_algorithms():
     (dict(rollout_step=FC(1, 1)), 'an attribute has this name'),
     ({}, 'expected at least one module'),
 ])
-def test_elements_and_names_that_make_no_sense_are_refused(elements, message):
+def test_elements_and_names_that_make_no_sense_are_rejected(elements, message):
     with pytest.raises(ValueError, match=message):
         SequentialAlg(**elements)
 
@@ -427,7 +427,7 @@ def test_all_algorithms_know_whether_training_is_on_policy():
         SequentialAlg(Doubler(is_on_policy=False), is_on_policy=True)
 
 
-def test_objects_that_cannot_be_in_a_container_are_refused():
+def test_objects_that_cannot_be_in_a_container_are_rejected():
     with pytest.raises(ValueError, match="expected an algorithm as 'a', found FC"):
         AlgorithmContainer({'a': FC(1, 1)})
     with pytest.raises(ValueError, match='names are parts of paths'):
@@ -580,7 +580,7 @@ def test_a_conf_cannot_name_elements_where_their_order_would_be_lost(empty_gin):
     ([FC(1, 1)], r'elements\[0\]: expected \(name, module\)'),
     ([('a', FC(1, 1)), ('a', FC(1, 1))], r"elements\[1\]: the name 'a' is used twice"),
 ])
-def test_lists_that_are_no_elements_are_refused(elements, message):
+def test_lists_that_are_no_elements_are_rejected(elements, message):
     with pytest.raises(ValueError, match=message):
         sequential_alg(elements)
 

@@ -45,12 +45,12 @@ def grid(**arguments):
     (dict(counting='grid', grid_size=2, observation_adapt_speed=8.0), 'observation_adapt_speed'),
     (dict(observation_spec=TensorSpec(())), "counting = 'simhash' hashes directions.*"),
 ])
-def test_invalid_arguments_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         CountBonusAlgorithm(**{'observation_spec': OBSERVATION, 'action_spec': ACTION, **arguments})
 
 
-def test_a_grid_that_is_too_large_or_without_bounds_is_refused():
+def test_a_grid_that_is_too_large_or_without_bounds_is_rejected():
     with pytest.raises(ValueError, match='is too large'):
         grid(grid_size=1000)
     with pytest.raises(ValueError, match='grid_bounds'):

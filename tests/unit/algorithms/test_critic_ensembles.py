@@ -105,12 +105,12 @@ def test_targets_use_dropout_too():
     (dict(num_bootstrap_critics=3), 'num_bootstrap_critics: expected a number from 1 to num_critic_replicas = 2'),
     (dict(policy_critics='max'), "policy_critics: expected 'min' or 'mean', found 'max'"),
     (dict(bootstrap_critics='least'), "bootstrap_critics: expected 'min' or 'mean', found 'least'")])
-def test_invalid_reductions_of_critics_are_refused_by_name(args, message):
+def test_invalid_reductions_of_critics_are_rejected_by_name(args, message):
     with pytest.raises(ValueError, match=message):
         make_algorithm(**args)
 
 
-def test_on_policy_training_refuses_dropout():
+def test_on_policy_training_rejects_dropout():
     env = ENVIRONMENTS['continuous'](batch_size=1)
     with pytest.raises(ValueError, match='Dropout act differently in rollouts'):
         ActorCriticAlgorithm(env.observation_spec(), env.action_spec(), actor_network_ctor=partial(

@@ -218,7 +218,7 @@ def test_acting_uses_running_statistics_and_leaves_them():
     ('discrete', dict(policy_update_period=2), 'policy_update_period = 2 needs continuous actions'),
     ('recurrent', dict(critic_batches='joint'), "critic_batches = 'joint' is not supported with recurrent networks"),
     ('recurrent', dict(policy_update_period=2), 'policy_update_period = 2 is not supported with recurrent networks')])
-def test_unsupported_arguments_are_refused_by_name(environment, args, message):
+def test_unsupported_arguments_are_rejected_by_name(environment, args, message):
     env = ENVIRONMENTS[environment](batch_size=1)
     with pytest.raises(ValueError, match=message):
         SacAlgorithm(env.observation_spec(), env.action_spec(), **networks(environment, env), **args)
@@ -232,7 +232,7 @@ def test_joint_batches_without_batch_norm_are_warned_about(caplog):
     assert not caplog.text
 
 
-def test_on_policy_training_refuses_batch_norm():
+def test_on_policy_training_rejects_batch_norm():
     env = ENVIRONMENTS['continuous'](batch_size=1)
     with pytest.raises(ValueError, match='BatchNorm .* not supported in on-policy training'):
         ActorCriticAlgorithm(env.observation_spec(), env.action_spec(), actor_network_ctor=partial(ACTOR, **NORMS))

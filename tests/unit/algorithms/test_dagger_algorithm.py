@@ -45,7 +45,7 @@ def make_agent(environment='continuous', expert=Half, updates=2, **kwargs):
 
 
 @pytest.mark.parametrize('probability', [0.0, 1.0, 0.5, lambda: 1.0])
-def test_the_expert_is_cloned_whoever_acts(probability):
+def test_the_expert_is_cloned_for_any_acting_policy(probability):
     agent = make_agent(expert_probability=probability)
     experience = agent.unroll(10)
     label, action = experience.rollout_info.rl.action, experience.action
@@ -77,7 +77,7 @@ def test_expert_parameters_are_not_trained_and_are_checkpointed():
     assert agent.capabilities.traceable_update and not agent.capabilities.bootstraps_sequences
 
 
-def test_a_recurrent_expert_is_refused():
+def test_a_recurrent_expert_is_rejected():
     with pytest.raises(ConfError, match='needs an expert'):
         make_agent(expert=None)
     memory = partial(SacAlgorithm, actor_network_cls=partial(ActorDistributionRNNNetwork, fc_layer_params=(4, ),

@@ -148,7 +148,7 @@ class TestFrameStacker:
         stacked = FrameStacker(spec, 2).transformed_observation_spec
         assert stacked.minimum.tolist() == [0, 1, 0, 1] and stacked.maximum.tolist() == [2, 3, 2, 3]
 
-    def test_wrong_arguments_are_refused(self):
+    def test_wrong_arguments_are_rejected(self):
         with pytest.raises(SpecError, match=r"stack_axis: 2 is not a dimension of 'observation'"):
             FrameStacker(IMAGE, stack_axis=2)
         with pytest.raises(SpecError, match='stack_axis'):
@@ -228,7 +228,7 @@ class TestImageScaleTransformer:
         ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 10), min=0., max=255.)
         assert 'the bounds 0 and 10 of the space become 0 and 255' in caplog.text
 
-    def test_only_images_of_integers_with_a_limited_range_are_taken(self):
+    def test_only_integer_images_with_a_limited_range_are_accepted(self):
         with pytest.raises(SpecError, match=r"'speed': expected an image of integers .*, found TensorSpec"):
             ImageScaleTransformer(NESTED, fields=['camera.front', 'speed'])
         with pytest.raises(SpecError, match=r"'observation': expected an image .* at most 65,535 apart"):
@@ -494,7 +494,7 @@ class TestHindsight:
         (dict(achieved_goal_field='time_step.observation.achieved'), "did you mean 'achieved_goal'"),
         (dict(desired_goal_field='time_step.observation.other'), r'goals of the same shape.*\(2,\).*\(3,\)'),
     ])
-    def test_goals_that_do_not_exist_or_differ_are_refused(self, arguments, message):
+    def test_goals_that_do_not_exist_or_differ_are_rejected(self, arguments, message):
         with pytest.raises(SpecError, match=message):
             HindsightExperienceTransformer(self.SPEC, **arguments)
 
@@ -517,7 +517,7 @@ class TestHindsight:
         ([lambda **kw: FrameStacker(fields=['achieved_goal', 'desired_goal'], **kw), HindsightExperienceTransformer],
          "'achieved_goal', 'desired_goal'.* cannot be stacked"),
     ])
-    def test_a_wrong_order_is_refused(self, ctors, message):
+    def test_a_wrong_order_is_rejected(self, ctors, message):
         with pytest.raises(SpecError, match=message):
             create_data_transformer(ctors, self.SPEC)
 
@@ -572,12 +572,12 @@ class TestComposition:
         ([FrameStacker, UntransformedTimeStep], 'UntransformedTimeStep has to come first'),
         ([FrameStacker, FrameStacker], 'stacked twice'),
     ])
-    def test_a_wrong_order_is_refused(self, ctors, message):
+    def test_a_wrong_order_is_rejected(self, ctors, message):
         with pytest.raises(SpecError, match=message):
             create_data_transformer(ctors, IMAGE)
 
     @pytest.mark.parametrize('ctor', [None, [], IdentityDataTransformer, [IdentityDataTransformer]])
-    def test_without_transformers_nothing_changes(self, ctor):
+    def test_without_transformers_data_does_not_change(self, ctor):
         transformer = create_data_transformer(ctor, IMAGE)
         step = time_step(sample(IMAGE, 2))
         assert transformer.transform_timestep(step, ())[0] is step

@@ -366,7 +366,7 @@ class Shift(GaussianNoise):
         return action + 0.5, state
 
 
-def test_noise_of_a_subclass_is_that_of_its_forward():
+def test_the_noise_of_a_subclass_comes_from_its_forward():
     agent, env = agent_of('ddpg', exploration_noise_ctor=Shift)
     time_step = env.current_time_step()
     action = agent.rollout_step(time_step, agent.get_initial_rollout_state(4)).output
@@ -473,13 +473,13 @@ def test_each_network_has_its_own_optimizer():
 @every_algorithm
 @pytest.mark.parametrize('argument,value', [('num_critic_replicas', 0), ('rollout_random_action', 1.5),
                                             ('dqda_clipping', -1.0), ('action_l2', -0.1)])
-def test_numbers_out_of_range_are_refused_by_name(algorithm, argument, value):
+def test_numbers_out_of_range_are_rejected_by_name(algorithm, argument, value):
     with pytest.raises(ConfError, match=f'Algorithm.{argument}'):
         agent_of(algorithm, **{argument: value})
 
 
 @every_algorithm
-def test_discrete_actions_are_refused(algorithm):
+def test_discrete_actions_are_rejected(algorithm):
     with pytest.raises(SpecError, match='continuous'):
         ALGORITHMS[algorithm](TensorSpec((2, )), BoundedTensorSpec((), torch.int64, 0, 3),
                               actor_network_ctor=ActorNetwork, critic_network_ctor=CriticNetwork)

@@ -28,7 +28,7 @@ def test_the_loss_of_a_sample_is_the_weighted_sum_over_the_target():
     assert algorithm.calc_loss(algorithm.rollout_step((inputs, target)).info).loss.shape == (4, )
 
 
-def test_any_loss_that_keeps_the_batch_will_do():
+def test_any_loss_with_a_batch_dimension_is_accepted():
     inputs, target = torch.randn(4, 3), torch.randint(0, 5, (4, ))
     algorithm = DecodingAlgorithm(decoder(5), loss=nn.CrossEntropyLoss(reduction='none'))
     step = algorithm.train_step((inputs, target))
@@ -36,12 +36,12 @@ def test_any_loss_that_keeps_the_batch_will_do():
     torch.testing.assert_close(step.info.loss, expected)
 
 
-def test_a_loss_averaged_over_the_batch_is_refused():
+def test_a_loss_averaged_over_the_batch_is_rejected():
     with pytest.raises(ValueError, match='expected a loss of shape .B. or .B, .... with B = 4, found \\(\\)'):
         DecodingAlgorithm(decoder(), loss=nn.MSELoss()).train_step((torch.randn(4, 3), torch.randn(4, 2)))
 
 
-def test_a_target_that_would_be_broadcast_is_refused():
+def test_a_target_that_would_be_broadcast_is_rejected():
     with pytest.raises(ValueError, match='with the shape of the decoder output, \\(4, 1\\), found \\(4,\\)'):
         DecodingAlgorithm(decoder(1)).train_step((torch.randn(4, 3), torch.randn(4)))
 

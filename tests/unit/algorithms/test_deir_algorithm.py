@@ -283,7 +283,7 @@ def test_a_reward_that_is_not_finite_names_the_module():
         agent.train_iter()
 
 
-def test_algorithms_that_sample_stored_steps_are_refused():
+def test_algorithms_that_sample_stored_steps_are_rejected():
     with pytest.raises(ConfError, match='DeirAlgorithm, but SacAlgorithm trains on sampled steps'):
         sac_agents.make_agent('discrete', agent_args=dict(intrinsic_reward_module=DEIR))
 
@@ -292,6 +292,6 @@ def test_algorithms_that_sample_stored_steps_are_refused():
     (dict(normalization='mean'), 'normalization must be one of'), (dict(capacity=0), 'capacity'),
     (dict(queue_capacity=0), 'queue_capacity'), (dict(hidden_size=0), 'hidden_size'),
     (dict(trajectory_size=0), 'trajectory_size')])
-def test_arguments_out_of_range_are_refused_by_name(arguments, message):
+def test_arguments_out_of_range_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)

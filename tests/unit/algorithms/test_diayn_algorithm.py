@@ -233,12 +233,12 @@ def test_training_accuracy_is_logged(monkeypatch):
 # Invalid settings ----------------------------------------------------------------------------------------------
 
 
-def test_an_agent_without_goals_is_refused_with_the_remedy():
+def test_an_agent_without_goals_is_rejected_with_the_remedy():
     with pytest.raises(ValueError, match='give the agent a goal generator'):
         make_agent('actor-critic', 'discrete', intrinsic_reward_module=partial(DIAYNAlgorithm, 3, encoder))
 
 
-def test_another_number_of_goals_is_refused():
+def test_another_number_of_goals_is_rejected():
     with pytest.raises(SpecError, match=r'expected goals that fit .* floats \(4,\) \(one-hot\), found .*\(3,\)'):
         DIAYNAlgorithm(4, encoder, observation_spec=[OBSERVATION, GOAL])
     algorithm = DIAYNAlgorithm(4, EncodingNetwork(OBSERVATION))
@@ -259,7 +259,7 @@ def test_another_number_of_goals_is_refused():
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'feed-forward'),
     (dict(observation_spec=None), ValueError, 'needs observation_spec'),
 ])
-def test_arguments_that_make_no_discriminator_are_refused(arguments, error, message):
+def test_invalid_arguments_of_the_discriminator_are_rejected(arguments, error, message):
     with pytest.raises(error, match=message):
         DIAYNAlgorithm(**{'skill_spec': 3, 'encoding_net': encoder, 'observation_spec': OBSERVATION, **arguments})
 
@@ -285,6 +285,6 @@ def test_hidden_layers_have_the_activation_and_the_output_has_none(arguments, ac
     assert (expected < 0).any() and (expected.abs() > 0.01).any()
 
 
-def test_sequences_of_one_step_are_refused():
+def test_sequences_of_one_step_are_rejected():
     with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1'):
         make_agent('ppo', 'discrete', rl_algorithm_cls=combined_networks('ppo'), **KINDS['discrete'])

@@ -89,7 +89,7 @@ SAMPLES = dict(unroll_length=2, mini_batch_length=2, mini_batch_size=8, initial_
     (sac_in, ActionType.Continuous, SAMPLES),
 ], ids=['on-policy', 'off-policy'])
 @pytest.mark.parametrize('finalizes', [False, True])
-def test_an_algorithm_made_in_python_learns_at_once(make, action_type, settings, finalizes):
+def test_an_algorithm_constructed_in_python_learns_immediately(make, action_type, settings, finalizes):
     """Train all parameters by ``train_iter`` alone, as with a call of ``finalize`` before it."""
     env = PolicyUnittestEnv(4, 6, action_type=action_type)
     algorithm = make(env, TrainerConfig(root_dir='', algorithm_ctor=Agent, **settings))

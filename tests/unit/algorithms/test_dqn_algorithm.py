@@ -346,7 +346,7 @@ def config_of(**arguments):
 
 
 @pytest.mark.parametrize('random_initial_collection', [True, False])
-def test_initial_steps_are_random_if_asked_for(random_initial_collection):
+def test_initial_steps_can_be_random(random_initial_collection):
     algorithm = make(config=config_of(initial_collect_steps=100), rollout_epsilon_greedy=0.0,
                      random_initial_collection=random_initial_collection)
     step = step_of(1000)
@@ -396,7 +396,7 @@ def test_long_exploration_repeats_random_actions_within_an_episode():
     assert (action[1:] == action[:-1]).float().mean() > 0.75  # by chance: 0.5
 
 
-def test_an_action_alone_in_a_nest_stays_in_it():
+def test_an_action_in_a_nest_of_one_stays_in_the_nest():
     algorithm = make(action_spec={'move': ACTION})
     action = algorithm.rollout_step(step_of(4), DqnState()).output
     assert list(action) == ['move'] and action['move'].shape == (4, )
@@ -413,7 +413,7 @@ def test_an_action_alone_in_a_nest_stays_in_it():
 
 @pytest.mark.parametrize('spec', [BoundedTensorSpec((2, )), BoundedTensorSpec((3, ), torch.int64, 0, 2),
                                   (ACTION, ACTION)])
-def test_other_actions_than_one_discrete_one_are_refused(spec):
+def test_other_actions_than_one_discrete_one_are_rejected(spec):
     with pytest.raises(ValueError, match='one discrete action'):
         make(action_spec=spec)
 
@@ -432,7 +432,7 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
     (dict(exploration_length_exponent=1.0), 'exploration_length_exponent'),
     (dict(q_network_cls=partial(small_q, num_atoms=7)), r'expected an output of shape \(5,\)'),
 ])
-def test_invalid_arguments_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises((ValueError, SpecError), match=message):
         make(**arguments)
 

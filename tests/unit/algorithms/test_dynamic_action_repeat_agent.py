@@ -131,7 +131,7 @@ def test_the_discounted_return_of_an_episode_does_not_depend_on_the_clock():
     assert total == pytest.approx(sum(GAMMA**t * r for t, r in enumerate(rewards)), abs=1e-5)
 
 
-def test_environments_of_a_batch_have_clocks_of_their_own():
+def test_environments_of_a_batch_have_separate_clocks():
     # the second environment repeats an action three times, the first never
     observation = torch.tensor([[0.1, 0.0], [0.2, 2.0]])
     later = torch.tensor([[0.3, 0.0], [0.4, 0.0]])
@@ -224,7 +224,7 @@ def test_only_decisions_are_stored_and_follow_each_other():
     torch.testing.assert_close(discount[~ended], GAMMA**took[~ended].float())
 
 
-def test_training_changes_all_that_is_trained_and_is_repeatable():
+def test_training_changes_all_trained_parameters_and_is_repeatable():
     results = []
     for _ in range(2):
         agent, _ = make_agent(seed=3, reward_normalizer_ctor=RewardNormalizer)
@@ -317,7 +317,7 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
 # Unsupported combinations ------------------------------------------------------------------------------------------
 
 
-def test_invalid_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match='DynamicActionRepeatAgent.K'):
         DynamicActionRepeatAgent(TensorSpec((2, )), ACTION, K=0, rl_algorithm_cls=Scripted)
     with pytest.raises(SpecError, match='continuous'):
@@ -326,7 +326,7 @@ def test_invalid_arguments_are_refused():
         make_agent(config=dict(whole_replay_buffer_training=True))
 
 
-def test_a_reward_normalizer_that_would_never_be_updated_is_refused():
+def test_a_reward_normalizer_that_would_never_be_updated_is_rejected():
     def make(**arguments):
         return DynamicActionRepeatAgent(TensorSpec((2, )), ACTION, rl_algorithm_cls=Scripted, **arguments)
 
@@ -337,7 +337,7 @@ def test_a_reward_normalizer_that_would_never_be_updated_is_refused():
         make(reward_normalizer_ctor=torch.nn.ReLU)
 
 
-def test_frame_stacks_and_on_policy_algorithms_are_refused():
+def test_frame_stacks_and_on_policy_algorithms_are_rejected():
     agent, env = make_agent()
     agent._config.data_transformer = FrameStacker(env.observation_spec())
     with pytest.raises(ValueError, match='FrameStacker'):

@@ -134,7 +134,7 @@ def test_on_policy_losses_are_in_the_rollout_and_off_policy_stores_nothing():
     (dict(loss_fields='code'), SpecError, "the loss field 'code' of the encoder has to be one floating point number"),
     (dict(output_fields='cod'), LookupError, "did you mean 'code'"),
 ])
-def test_invalid_arguments_are_refused(args, error, message):
+def test_invalid_arguments_are_rejected(args, error, message):
     with pytest.raises(error, match=message):
         with_losses(**args)
 

@@ -160,7 +160,7 @@ def test_default_targets_are_the_sum_over_specs():
     ({'initial_alpha': 0.0}, 'initial_alpha'),
     ({'slow_update_rate': 1.0}, 'slow_update_rate <= fast_update_rate'),
 ])
-def test_wrong_arguments_are_refused_by_name(kwargs, message):
+def test_wrong_arguments_are_rejected_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         make(**kwargs)
 

@@ -220,7 +220,7 @@ def test_statistics_are_frozen_in_a_generation_and_updated_after_it():
     torch.testing.assert_close(torch.cat(seen), (torch.cat(raw) - mean) * torch.rsqrt(variance + 1e-10))
 
 
-def test_a_transformer_of_rewards_is_refused_since_it_would_change_nothing():
+def test_reward_transformers_are_rejected_because_they_have_no_effect():
     with pytest.raises(ConfError, match='(?s)RewardScaling.*returns of the environment'):
         make(transformer=partial(RewardScaling, scale=0.1))
 
@@ -232,12 +232,12 @@ def test_a_transformer_of_rewards_is_refused_since_it_would_change_nothing():
     (dict(strategy='ars', num_best=5), 'num_best'), (dict(strategy='ars', antithetic=False), 'antithetic'),
     (dict(strategy='snes', fitness_shaping='raw'), 'fitness_shaping'), (dict(sigma_learning_rate=0.1), 'only with'),
     (dict(weight_decay=-1.0), 'weight_decay'), (dict(sigma=0.0), 'sigma'), (dict(sigma=-1.0), 'sigma')])
-def test_wrong_arguments_are_refused_by_name(wrong, message):
+def test_wrong_arguments_are_rejected_by_name(wrong, message):
     with pytest.raises(ConfError, match=message):
         make(**wrong)
 
 
-def test_asynchronous_actors_are_refused_with_a_remedy():
+def test_asynchronous_actors_are_rejected_with_a_remedy():
     with pytest.raises(ConfError, match='(?s)async_unroll.*--num_processes'):
         make(config_args=dict(async_unroll=True))
 

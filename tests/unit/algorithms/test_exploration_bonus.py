@@ -113,7 +113,7 @@ def test_new_episodes_forget_the_old_ones():
     assert collector.unroll_state is None and 'unroll_state' not in collector.state_dict()
 
 
-def test_a_state_of_another_size_is_refused():
+def test_a_state_of_another_size_is_rejected():
     agent, _ = make()
     agent.train_iter()
     state = agent.learner.state_dict()
@@ -190,7 +190,7 @@ def test_a_reward_that_is_not_finite_names_module_and_factor():
     (dict(name=partial(BONUSES['e3b'], inverse_model=partial(INVERSE, reward_adapt_speed=8.0))),
      'ICMAlgorithm.reward_adapt_speed normalizes a reward'),
 ])
-def test_what_does_not_fit_is_refused_by_name(arguments, message):
+def test_what_does_not_fit_is_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)
 
@@ -272,7 +272,7 @@ def hindsight(env):
     (dict(name=APT, algorithm='sac', data_transformer=hindsight), 'relabeled in hindsight'),
     (dict(name=[APT, NO_STATISTICS], algorithm='sac'), 'a list with ExplorationBonus, which rewards stored steps'),
 ])
-def test_sampled_rewards_that_do_not_fit_are_refused_by_name(arguments, message):
+def test_sampled_rewards_that_do_not_fit_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)
 
@@ -294,7 +294,7 @@ def trained(algorithm='ppo', iterations=3, **arguments):
 
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'sac', 'actor-critic'])
-def test_a_mixture_of_one_is_the_module_alone(algorithm):
+def test_a_mixture_of_one_module_equals_the_module(algorithm):
     module, agents_ = BONUSES['ngu'], []
     for arguments in (dict(name=module), dict(name=[module])):
         agents_.append(trained(algorithm, **arguments))
@@ -347,7 +347,7 @@ def test_each_module_of_a_mixture_can_be_a_dimension_of_the_reward():
     (dict(name=[named('count'), SIMPLE], intrinsic_reward_coef=[1.0]), r'has 1 coefficient\(s\) for 2'),
     (dict(name=[BONUSES['count'], BONUSES['e3b']], intrinsic_reward_coef=[1.0, 1.0]), "two modules named 'Expl"),
 ])
-def test_mixtures_that_do_not_fit_are_refused(arguments, message):
+def test_mixtures_that_do_not_fit_are_rejected(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(**arguments)
 

@@ -32,7 +32,7 @@ def test_random_actions_are_uniform_within_the_bounds():
 
 @pytest.mark.parametrize('spec', [TensorSpec((2, )), BoundedTensorSpec((), torch.int64, 0, 3),
                                   BoundedTensorSpec((1, ), torch.float32, -1, float('inf'))])
-def test_actions_without_a_finite_range_are_refused(spec):
+def test_actions_without_a_finite_range_are_rejected(spec):
     with pytest.raises(SpecError, match='DdpgAlgorithm'):
         ActionBounds(spec, 'DdpgAlgorithm')
 

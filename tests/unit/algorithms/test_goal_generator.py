@@ -31,7 +31,7 @@ def rollout(generator, batches):
     return torch.stack(goals)
 
 
-def test_a_one_hot_goal_is_drawn_at_the_first_step_and_kept():
+def test_a_one_hot_goal_is_sampled_at_the_first_step_of_an_episode():
     torch.manual_seed(0)
     generator = RandomCategoricalGoalGenerator(SPEC, 1000)  # so many that no two draws are the same
     goals = rollout(generator, [(FIRST, FIRST), (MID, MID), (MID, LAST), (MID, FIRST), (LAST, MID)])
@@ -50,7 +50,7 @@ def test_all_goals_are_equally_likely():
     assert (goal.mean(0) - 0.25).abs().max() < 0.02  # four standard deviations
 
 
-def test_an_episode_that_was_entered_in_its_middle_gets_a_goal():
+def test_an_episode_without_a_first_step_gets_a_goal():
     generator = RandomCategoricalGoalGenerator(SPEC, 3)
     assert (rollout(generator, [(MID, MID), (MID, MID)]).sum(-1) == 1).all()
 
@@ -86,7 +86,7 @@ def test_steps_do_not_change_their_inputs():
 
 @pytest.mark.parametrize('cls,argument', [(RandomCategoricalGoalGenerator, 'num_of_goals'),
                                           (RandomContinuousGoalGenerator, 'goal_size')])
-def test_a_number_of_goals_below_one_is_refused_by_name(cls, argument):
+def test_a_number_of_goals_below_one_is_rejected_by_name(cls, argument):
     with pytest.raises(ConfError, match=f'{cls.__name__}.{argument} must be an int >= 1, found int 0'):
         cls(SPEC, 0)
 

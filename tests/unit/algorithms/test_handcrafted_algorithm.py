@@ -85,7 +85,7 @@ def test_random_actions_follow_the_seed_and_are_random_in_evaluation_too():
 
 
 @pytest.mark.parametrize('spec', [TensorSpec((2, )), BoundedTensorSpec((), torch.float32, -float('inf'), 1)])
-def test_random_actions_without_bounds_are_refused_by_name(spec):
+def test_random_actions_without_bounds_are_rejected_by_name(spec):
     with pytest.raises(SpecError, match='the action at 1: expected a BoundedTensorSpec with finite bounds'):
         RandomAlgorithm(TensorSpec(()), (BoundedTensorSpec((), torch.int64, 0, 1), spec))
 
@@ -93,7 +93,7 @@ def test_random_actions_without_bounds_are_refused_by_name(spec):
 @pytest.mark.parametrize('environment', [
     PolicyUnittestEnv, partial(PolicyUnittestEnv, action_type=ActionType.Continuous), MixedPolicyUnittestEnv,
     partial(PolicyUnittestEnv, reward_dim=2)])
-def test_an_agent_with_a_random_policy_collects_and_has_nothing_to_train(environment):
+def test_an_agent_with_a_random_policy_collects_without_training(environment):
     agent = make_agent(RandomAlgorithm, environment)
     for _ in range(60):  # more updates than go before a record
         agent.train_iter()
@@ -108,7 +108,7 @@ def test_another_part_of_the_agent_learns_while_the_policy_is_random():
     assert agent._representation_learner.weight.item() == pytest.approx(1, abs=0.1)
 
 
-def test_a_handcrafted_policy_is_an_algorithm_by_itself():
+def test_a_handcrafted_policy_is_a_complete_algorithm():
     context.reset()
     env = PolicyUnittestEnv(batch_size=2, episode_length=5)
     env.reset()
@@ -179,13 +179,13 @@ def test_the_vehicle_arrives_in_a_simulation_of_itself():
     ({'goal': TensorSpec((4, ))}, CARLA_ACTION, r"observation\['goal'\]: expected floats of shape"),
     (CARLA_OBSERVATION, BoundedTensorSpec((2, ), torch.float32, -1, 1), 'the action: expected bounded floats'),
     (CARLA_OBSERVATION, BoundedTensorSpec((3, ), torch.float32, 0, 1), 'the action: expected bounds that include')])
-def test_layouts_that_differ_from_carla_are_refused_by_name(observation, action, message):
+def test_layouts_that_differ_from_carla_are_rejected_by_name(observation, action, message):
     with pytest.raises(SpecError, match=message):
         SimpleCarlaAlgorithm(observation, action)
 
 
 @pytest.mark.parametrize('distances', [(1.0, 2.0), (1.0, -1.0), (0.0, 0.0)])
-def test_distances_that_make_no_sense_are_refused(distances):
+def test_meaningless_distances_are_rejected(distances):
     with pytest.raises(ValueError, match='distance_to_stop <= distance_to_decelerate'):
         SimpleCarlaAlgorithm(CARLA_OBSERVATION, CARLA_ACTION, distance_to_decelerate=distances[0],
                              distance_to_stop=distances[1])

@@ -71,7 +71,7 @@ def test_models_are_accepted_as_networks_or_constructors():
 
 
 @pytest.mark.parametrize('argument', ['forward_net', 'inverse_net'])
-def test_a_model_with_outputs_of_another_size_is_refused(argument):
+def test_a_model_with_outputs_of_another_size_is_rejected(argument):
     with pytest.raises(SpecError, match=f'{argument}.*last_layer_size = '):
         ICMAlgorithm(ACTION, OBSERVATION, encoding_net=encoder, **{argument: combined(7)})
 
@@ -84,12 +84,12 @@ def test_a_model_with_outputs_of_another_size_is_refused(argument):
     (dict(reward_adapt_speed=-1.0), 'reward_adapt_speed'),
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'encoding_net.*is recurrent'),
 ])
-def test_invalid_arguments_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         ICMAlgorithm(**{'action_spec': ACTION, 'observation_spec': OBSERVATION, **arguments})
 
 
-def test_a_discrete_action_without_bounds_is_refused():
+def test_a_discrete_action_without_bounds_is_rejected():
     with pytest.raises(SpecError, match='needs bounds'):
         ICMAlgorithm(TensorSpec((), torch.int64), OBSERVATION)
 

@@ -93,7 +93,7 @@ def test_the_step_after_a_sequence_is_only_bootstrapped_from(monkeypatch):
                                    torch.where(is_last, 0., (final - value[1])**2))
 
 
-def test_a_second_epoch_uses_values_and_ratios_of_its_own(monkeypatch):
+def test_a_second_epoch_recomputes_values_and_ratios(monkeypatch):
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None)
     seen = losses_seen(agent, monkeypatch)
     agent.train_iter()
@@ -116,7 +116,7 @@ def test_it_also_samples_older_unrolls_from_the_replay_buffer(monkeypatch):
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(agent)))
 
 
-def test_a_buffer_that_is_kept_is_cut_into_overlapping_sequences_too():
+def test_a_buffer_that_is_not_cleared_has_overlapping_sequences_too():
     agent, _ = make_agent('impala', 'discrete', mini_batch_length=2, mini_batch_size=None,
                           config_args=dict(clear_replay_buffer=False, replay_buffer_length=32))
     # 6 steps are 5 transitions, 4 of which make two sequences; then 12 steps, 11 and 10 of them
@@ -213,7 +213,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     torch.testing.assert_close(info.value.detach(), values)
 
 
-def test_a_recurrent_policy_without_rollout_states_is_refused_by_name():
+def test_a_recurrent_policy_without_rollout_states_is_rejected_by_name():
     with pytest.raises(ConfError, match='use_rollout_state = False is not supported by ImpalaAlgorithm: its '
                                         'networks are recurrent'):
         make_agent('impala', 'recurrent', use_rollout_state=False)
@@ -252,7 +252,7 @@ def test_a_trust_region_can_wrap_it():
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(agent)))
 
 
-def test_a_loss_that_does_not_correct_for_age_is_refused_by_name():
+def test_a_loss_that_does_not_correct_for_age_is_rejected_by_name():
     env = ENVIRONMENTS['discrete'](batch_size=1)
     with pytest.raises(ValueError, match='expected a VTraceLoss, .* found ActorCriticLoss'):
         ImpalaAlgorithm(env.observation_spec(), env.action_spec(), loss_class=ActorCriticLoss)
@@ -263,7 +263,7 @@ def test_a_loss_that_does_not_correct_for_age_is_refused_by_name():
     (dict(whole_replay_buffer_training=False, mini_batch_length=2, priority_replay=True),
      'priority_replay = True is not supported by'),
 ])
-def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(settings, message):
+def test_settings_that_nothing_could_be_learned_with_are_rejected_by_name(settings, message):
     agent, _ = make_agent('impala', 'discrete')
     config = TrainerConfig(root_dir='', algorithm_ctor=ImpalaAlgorithm, **settings)
     with pytest.raises(ConfError, match=message):

@@ -58,12 +58,12 @@ def test_it_trains_with_any_rewards(environment, on_policy):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_without_an_intrinsic_reward_it_is_refused():
+def test_without_an_intrinsic_reward_it_is_rejected():
     with pytest.raises(ConfError, match='True, but there is no intrinsic_reward_module'):
         make_agent('ppo', 'discrete', intrinsic_reward_as_dimension=True)
 
 
-def test_a_dataset_without_rewards_is_refused(tmp_path):
+def test_a_dataset_without_rewards_is_rejected(tmp_path):
     bonus = partial(CountBonusAlgorithm, counting='grid', grid_size=4)
     arguments = dict(intrinsic_reward_module=bonus, intrinsic_reward_as_dimension=True)
     with pytest.raises(ConfError, match='no reward for the steps of a dataset'):

@@ -103,7 +103,7 @@ def test_external_code_gets_a_copy_of_the_weights():
     (dict(init_weights=[1.0, 2.0]), 'init_weights: expected a number above 0, or 3'),
     (dict(max_weight=0.5), r'max_weight: expected at least the largest of init_weights, 1.0, found 0.5'),
     (dict(lambda_transform=torch.relu), 'lambda_transform: expected softplus or torch.exp')])
-def test_wrong_arguments_are_refused_by_name(args, message):
+def test_wrong_arguments_are_rejected_by_name(args, message):
     with pytest.raises(ValueError, match=message):
         LagrangianRewardWeightAlgorithm(**{'reward_spec': THREE, 'reward_thresholds': [1.0, 1.0, None],
                                            'optimizer': SGD(lr=0.1), **args})
@@ -123,7 +123,7 @@ def config(transformers=(), **args):
     return SimpleNamespace(**{'data_transformer': transformer, 'evaluate': True, 'async_eval': False, **args})
 
 
-def test_transformed_rewards_without_the_environments_own_are_refused():
+def test_transformed_rewards_without_the_environments_own_are_rejected():
     for cls in (LagrangianRewardWeightAlgorithm, LagrangianPredRewardWeightAlgorithm):
         algorithm = make(cls=cls)
         algorithm.check_config(config())
@@ -231,7 +231,7 @@ def test_thresholds_come_from_the_conf_and_not_from_the_checkpoint():
     assert b._thresholds.tolist() == [0.25, -2.0]
 
 
-def test_agent_evaluations_adjust_the_weights_and_nothing_else():
+def test_agent_evaluations_adjust_only_the_weights():
     agent, env = weighted_agent(cls=LagrangianPredRewardWeightAlgorithm)
     agent.train_iter()
     part = agent._reward_weight_algorithm

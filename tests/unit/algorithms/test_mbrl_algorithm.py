@@ -238,7 +238,7 @@ def test_scalar_var_is_the_initial_variance_and_bounds_may_be_narrower():
     (TensorSpec((1, )), 'unbounded'), ([ACTION, ACTION], 'nested'),
     (BoundedTensorSpec((1, ), minimum=-np.inf, maximum=np.inf), 'unbounded.*upper_bound')])
 @pytest.mark.parametrize('planner', list(PLANNERS))
-def test_a_planner_refuses_actions_that_it_cannot_plan(planner, action_spec, message):
+def test_a_planner_rejects_actions_that_it_cannot_plan(planner, action_spec, message):
     with pytest.raises(SpecError, match=message):
         PLANNERS[planner](OBSERVATION, action_spec, **small)
 
@@ -248,7 +248,7 @@ def test_a_planner_refuses_actions_that_it_cannot_plan(planner, action_spec, mes
     ('CEM', dict(planning_horizon=0), 'planning_horizon'), ('MPPI', dict(temperature=0.0), 'temperature'),
     ('random shooting', dict(population_size=0), 'population_size'), ('iCEM', dict(keep_fraction=2.0), 'keep_fraction'),
     ('random shooting', dict(lower_bound=2.0, upper_bound=1.0), 'lower_bound.*above the upper bound')])
-def test_arguments_of_planners_that_are_out_of_range_are_refused(planner, arguments, message):
+def test_arguments_of_planners_that_are_out_of_range_are_rejected(planner, arguments, message):
     with pytest.raises(ConfError, match=message):
         PLANNERS[planner](OBSERVATION, ACTION, **{**small, **arguments})
 
@@ -329,7 +329,7 @@ def test_known_terminations_match_gymnasium(name, task):
     assert ended == 5
 
 
-def test_bad_rewards_and_terminations_are_refused_before_training():
+def test_bad_rewards_and_terminations_are_rejected_before_training():
     with pytest.raises(ConfError, match="reward_func must be.*'pendulum'(.|\n)*did you mean 'pendulum'"):
         FixedRewardFunction('pendulom')
     with pytest.raises(ConfError, match='termination_fn'):
@@ -376,7 +376,7 @@ def test_an_agent_learns_its_model_and_its_reward(model):
         assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
-def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
+def test_a_model_can_be_learned_from_a_dataset_only(tmp_path):
     algorithm = partial(MbrlAlgorithm, dynamics_module_ctor=models['stochastic ensemble'],
                         reward_module=partial(LearnedReward, hidden_size=(16, )),
                         planner_module_ctor=partial(CEMPlanAlgorithm, elite_size=4, **small))
@@ -388,7 +388,7 @@ def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
     assert (agent.policy._dynamics_module.holdout_error != 0).all()
 
 
-def test_parts_that_change_the_observation_are_refused():
+def test_parts_that_change_the_observation_are_rejected():
     learner = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(4, )))
     with pytest.raises(ConfError, match='representation_learner_cls = EncodingAlgorithm(.|\n)*LatentMbrlAlgorithm'):
         make_agent(agent_args=dict(representation_learner_cls=learner))
@@ -443,6 +443,6 @@ def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
     (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))),
      'dynamics_net_ctor.*starts with the state of the encoder'),
     (dict(postprocessor=FC(6, 3)), 'postprocessor')])
-def test_a_latent_planner_refuses_unsuitable_representations(learner_args, message):
+def test_a_latent_planner_rejects_unsuitable_representations(learner_args, message):
     with pytest.raises(ConfError, match=message):
         latent_agent(**learner_args)

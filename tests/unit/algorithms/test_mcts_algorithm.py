@@ -122,12 +122,12 @@ def test_candidates_are_the_most_probable_of_the_valid_actions(options, kind):
 @pytest.mark.parametrize('mask, action, message', [
     ((3, ), ACTION, r'expected the shape \(4,\), one for each value of .*, found \(3,\)'),
     ((4, ), BOX, 'expected no .* with an action that is not a single discrete one')])
-def test_a_mask_that_does_not_name_the_values_of_the_action_is_refused(mask, action, message):
+def test_a_mask_that_does_not_name_the_values_of_the_action_is_rejected(mask, action, message):
     with pytest.raises(ValueError, match=message):
         plain({**MASKED, 'valid_action_mask': TensorSpec(mask, torch.bool)}, action)
 
 
-def test_a_model_that_names_candidates_has_to_know_which_are_valid():
+def test_a_model_with_candidates_must_know_which_are_valid():
     class Candidates(MCTSModel):
         pred_state_spec = ()
 
@@ -315,14 +315,14 @@ def test_the_searches_of_the_papers_can_be_configured(create):
     (dict(known_value_bounds=(1, -1)), r'expected \(least, largest\), found \(1, -1\)'),
     (dict(root_exploration_fraction=2.0), 'root_exploration_fraction must be a number in'),
     (dict(root_search='gumbel', act_with_exploration_policy=True), 'acts, searches and learns with its own policy')])
-def test_arguments_that_make_no_sense_are_refused(options, message):
+def test_meaningless_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         plain(LATENT, ACTION, **options)
 
 
 @pytest.mark.parametrize('make', [VisitSoftmaxTemperatureByMoves, VisitSoftmaxTemperatureByProgress])
 @pytest.mark.parametrize('pairs', [[(1, 1.0), (0.5, 0.5)], [(1, 0.0)], []])
-def test_temperatures_out_of_order_are_refused(make, pairs):
+def test_temperatures_out_of_order_are_rejected(make, pairs):
     with pytest.raises(ValueError, match='temperature_pairs: expected'):
         make(pairs)
 

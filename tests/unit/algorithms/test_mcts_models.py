@@ -127,7 +127,7 @@ def test_the_loss_matches_a_loop_over_samples_and_steps(options):
     assert loss.loss.shape == (B, ) and loss.loss.sum().backward() is None
 
 
-def test_the_entropy_weight_grows_below_the_target_and_stays_non_negative():
+def test_the_entropy_weight_grows_below_the_target_and_is_never_negative():
     output, target = outputs_and_targets()
     grows = plain_model(target_entropy=10.0, alpha_adjust_rate=0.5)
     shrinks = plain_model(target_entropy=0.0, initial_alpha=0.1, alpha_adjust_rate=0.5)
@@ -243,7 +243,7 @@ def test_bins_are_read_by_the_losses_that_made_them():
     (1, DiscreteRegressionLoss(), False), (3, DiscreteRegressionLoss(), True), (1, QuantileRegressionLoss(), False),
     (3, QuantileRegressionLoss(), True)])
 @pytest.mark.parametrize('which', ['value_loss', 'reward_loss'])
-def test_a_loss_that_does_not_read_the_prediction_is_refused(num_quantiles, loss, fits, which):
+def test_a_loss_that_does_not_read_the_prediction_is_rejected(num_quantiles, loss, fits, which):
     def prediction_net(latent_spec, action_spec):
         return SimplePredictionNet(latent_spec, action_spec, lambda input_tensor_spec: create_simple_encoding_net(
             input_tensor_spec), num_quantiles)
@@ -262,12 +262,12 @@ def test_a_loss_that_does_not_read_the_prediction_is_refused(num_quantiles, loss
     (BOX, {}, 'cannot be enumerated, found None'),
     (DISCRETE, dict(num_sampled_actions=4), 'below the number of actions'),
     (BOX, dict(num_sampled_actions=1), 'expected at least 2'), ((BOX, BOX), {}, 'single bounded action')])
-def test_actions_that_cannot_be_searched_are_refused(action_spec, options, message):
+def test_actions_that_cannot_be_searched_are_rejected(action_spec, options, message):
     with pytest.raises((ValueError, SpecError), match=message):
         SimpleMCTSModel(OBSERVATION, action_spec, R, **options)
 
 
-def test_a_loss_for_another_number_of_steps_is_refused():
+def test_a_loss_for_another_number_of_steps_is_rejected():
     output, target = outputs_and_targets()
     with pytest.raises(ValueError, match='expected 6 steps'):
         plain_model(num_unroll_steps=5).calc_loss(output, target)

@@ -341,7 +341,7 @@ def test_an_existing_network_is_used_unchanged():
     assert algorithm_of(critic_network=network)._critic_network is network
 
 
-def test_invalid_arguments_are_refused_by_name():
+def test_invalid_arguments_are_rejected_by_name():
     with pytest.raises(ValueError, match='distill_noise: expected at least 0'):
         algorithm_of(distill_noise=-0.1)
     with pytest.raises(ValueError, match='critic_network: expected an MdqCriticNetwork'):

@@ -198,7 +198,7 @@ def test_reward_weights_reach_the_actor():
     assert info.reward_weights[0, 0].tolist() == [1, 2, 3] and info.value.shape == (3, 2, 3)
 
 
-def test_a_loss_of_the_actor_may_be_given_and_may_have_a_scalar_part():
+def test_a_given_loss_of_the_actor_can_have_a_scalar_part():
 
     class Constant(ActorCriticLoss):
 
@@ -256,12 +256,12 @@ def test_networks_and_constructors_are_accepted_as_coders():
         input_tensor_spec, output_tensor_spec, last_layer_size=5, last_activation=identity)),
      'mbp.decoders: .*is recurrent'),
 ])
-def test_invalid_encoders_and_decoders_are_refused_by_name(args, message):
+def test_invalid_encoders_and_decoders_are_rejected_by_name(args, message):
     with pytest.raises(ValueError, match=message):
         MerlinAlgorithm(VECTOR, ACTION, **{**dict(encoders=encoder, decoders=decoder), **SIZES, **args})
 
 
-def test_numbers_and_specs_that_do_not_fit_are_refused():
+def test_numbers_and_specs_that_do_not_fit_are_rejected():
     for name in ('latent_dim', 'memory_size', 'num_read_keys'):
         with pytest.raises(ConfError, match=name):
             nested_predictor(**{name: 0})
@@ -301,7 +301,7 @@ def test_the_image_encoder_has_three_halvings():
 
 
 @pytest.mark.parametrize('shape', [(3, 64, 64), (1, 8, 16)])
-def test_the_image_decoder_makes_images_of_the_shape_asked_for(shape):
+def test_the_image_decoder_returns_images_of_the_requested_shape(shape):
     network = ResnetDecodingNetwork(TensorSpec((10, )), TensorSpec(shape))
     output, _ = network(torch.randn(2, 10))
     assert output.shape == (2, *shape) and network.output_spec == TensorSpec(shape)
@@ -318,7 +318,7 @@ def test_images_can_be_remembered():
     assert info.mbp_info.loss.shape == (2, )
 
 
-def test_inputs_that_are_no_images_are_refused():
+def test_inputs_that_are_no_images_are_rejected():
     with pytest.raises(SpecError, match='ImageScaleTransformer'):
         ResnetEncodingNetwork(TensorSpec((3, 8, 8), torch.uint8))
     with pytest.raises(SpecError, match='float image'):

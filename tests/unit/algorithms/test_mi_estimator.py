@@ -153,7 +153,7 @@ def test_a_given_model_is_used():
     (dict(averager=0.1), 'MIEstimator.averager must be a AdaptiveAverager or'),
     (dict(y_spec=BoundedTensorSpec((), torch.int64, 0, 3), estimator_type='ML'), "y: expected a continuous y"),
     (dict(x_spec={'a': TensorSpec((), torch.int64)}), r'\[x, y\] at 0.a: expected floats, or integers with bounds')])
-def test_wrong_arguments_are_refused_by_name(args, message):
+def test_wrong_arguments_are_rejected_by_name(args, message):
     with pytest.raises((ValueError, SpecError), match=message):
         make(**args)
 
@@ -167,7 +167,7 @@ def test_any_averager_of_a_scalar_does(averager, kind):
     assert averager.get() > 0 and estimator._averager is averager
 
 
-def test_invalid_batches_are_refused_by_name():
+def test_invalid_batches_are_rejected_by_name():
     one = torch.zeros(1, 2)
     for sampler in ('shuffle', 'shift'):
         with pytest.raises(ValueError, match=f"sampler '{sampler}' finds no other y in a batch of 1"):
@@ -202,6 +202,6 @@ def test_seeds_reproduce_parameters_and_checkpoints_the_next_step(estimator_type
     assert torch.equal(steps[0].output, steps[1].output) and same(a, c)
 
 
-def test_buffers_are_there_only_where_they_are_needed():
+def test_buffers_exist_only_where_they_are_needed():
     assert [len(list(make(sampler=s, buffer_size=3).buffers())) for s in SAMPLERS[2:]] == [3, 3]  # the averager's own
     assert not list(make(estimator_type='ML').buffers())

@@ -244,7 +244,7 @@ def test_the_model_is_trained_separately_and_periodically():
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
-def test_models_and_imagination_use_all_data_whatever_the_priorities(monkeypatch):
+def test_models_and_imagination_use_all_data_regardless_of_priorities(monkeypatch):
     """Set the priorities of all sequences but one to 0."""
     agent, _ = make_agent(config_args=dict(priority_replay=True), policy_args=dict(calculate_priority=True))
     for _ in range(3):
@@ -316,12 +316,12 @@ def test_model_training_ends_when_held_out_error_stops_improving(monkeypatch):
     (dict(environment='recurrent'), 'rl_algorithm_cls creates a recurrent SacAlgorithm'),
     (dict(algorithm=on_policy), 'an on-policy algorithm'),
     (dict(algorithm=partial(PPOAlgorithm, **on_policy.keywords)), 'creates PPOAlgorithm, an on-policy algorithm')])
-def test_incompatible_settings_are_refused_before_the_first_step(arguments, message):
+def test_incompatible_settings_are_rejected_before_the_first_step(arguments, message):
     with pytest.raises((ConfError, ValueError, TypeError), match=message):
         make_agent(**arguments)
 
 
-def test_observation_transformers_are_refused_and_reward_ones_accepted():
+def test_observation_transformers_are_rejected_and_reward_ones_accepted():
     config = sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=2,
                                       whole_replay_buffer_training=False)
     agent, env = make_agent()

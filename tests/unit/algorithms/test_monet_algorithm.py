@@ -127,7 +127,7 @@ class TestMoNetAlgorithm:
          r'encoder_cls: expected a network with an output of shape \(4,\)'),
         (dict(attention_unet_cls=lambda input_tensor_spec, **_: NetworkWrapper(torch.abs, input_tensor_spec)),
          r'attention_unet_cls: expected a network with an output of shape \(2, 8, 8\)')])
-    def test_invalid_arguments_are_refused_by_name(self, arguments, message):
+    def test_invalid_arguments_are_rejected_by_name(self, arguments, message):
         with pytest.raises((ValueError, SpecError), match=message):
             make_monet(**{'input_tensor_spec': IMAGE, **arguments})
 
@@ -158,7 +158,7 @@ class TestMoNetUNet:
     @pytest.mark.parametrize('spec, filters, message', [
         (TensorSpec((1, 6, 8)), (2, 2, 2), 'divisible by 4'), (TensorSpec((1, 4, 4)), (2, 2, 2), 'more than one pixel'),
         (TensorSpec((1, 8, 8)), (), 'at least one'), (TensorSpec((8, )), (2, ), 'expected a float32 image')])
-    def test_invalid_arguments_are_refused(self, spec, filters, message):
+    def test_invalid_arguments_are_rejected(self, spec, filters, message):
         with pytest.raises((ValueError, SpecError), match=message):
             MoNetUNet(spec, filters, (4, ), 1)
 
@@ -180,7 +180,7 @@ class TestSpatialBroadcastDecodingNetwork:
     @pytest.mark.parametrize('layers, message', [
         ((), 'at least one layer'), (((4, 3, 2), ), 'strides of 1'), (((4, 3), ), 'expected'),
         (((4, 1, 1, 3), ), 'larger than the image')])
-    def test_invalid_arguments_are_refused(self, layers, message):
+    def test_invalid_arguments_are_rejected(self, layers, message):
         with pytest.raises(ValueError, match=message):
             SpatialBroadcastDecodingNetwork(3, 4, layers)
 
@@ -302,6 +302,6 @@ class TestAgent:
         ({'picture': IMAGE}, "no 'image' in the observation, which has .*'picture'"),
         ({'image': IMAGE, 'mask': TensorSpec((8, 7), torch.uint8)}, 'mask_field: expected integers'),
         ({'image': IMAGE, 'mask': TensorSpec((8, 8))}, 'mask_field: expected integers')])
-    def test_observations_without_the_required_fields_are_refused(self, spec, message):
+    def test_observations_without_the_required_fields_are_rejected(self, spec, message):
         with pytest.raises(SpecError, match=message):
             MoNetRepresentationLearner(spec, monet_cls=make_monet)

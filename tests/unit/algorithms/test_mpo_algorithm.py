@@ -244,7 +244,7 @@ def test_many_samples_of_the_target_policy_have_its_moments():
     torch.testing.assert_close(info.samples.std(2), target.scale.expand_as(target.loc), atol=0.06, rtol=0.05)
 
 
-def test_an_episode_that_ended_has_no_part_in_the_temperature():
+def test_ended_episodes_do_not_affect_the_temperature():
     algorithm = make(DISCRETE)
     inputs, rollout_info = random_batch(DISCRETE)
     info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
@@ -613,7 +613,7 @@ def test_only_policy_states_are_stored_if_training_starts_from_zeros():
     (dict(mstep_iterations=3), 'actor_optimizer'),
     (dict(initial_eta=1.0), 'eta_optimizer'),
 ])
-def test_arguments_that_cannot_work_are_refused_by_name(arguments, message):
+def test_arguments_that_cannot_work_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(CONTINUOUS, **arguments)
 
@@ -622,7 +622,7 @@ def test_arguments_that_cannot_work_are_refused_by_name(arguments, message):
     (dict(constrain_each_dimension=True), 'constrain_each_dimension'),
     (dict(out_of_bounds_constraint=0.1), 'out_of_bounds_constraint'),
 ])
-def test_continuous_only_arguments_are_refused_for_discrete_actions(arguments, message):
+def test_continuous_only_arguments_are_rejected_for_discrete_actions(arguments, message):
     with pytest.raises(ConfError, match=message):
         make(DISCRETE, **arguments)
 
@@ -633,12 +633,12 @@ def test_several_m_step_iterations_need_feedforward_networks():
 
 
 @pytest.mark.parametrize('spec', [(DISCRETE, CONTINUOUS), BoundedTensorSpec((2, ), torch.int64, 0, 3)])
-def test_other_actions_are_refused(spec):
+def test_other_actions_are_rejected(spec):
     with pytest.raises(SpecError):
         make(spec)
 
 
-def test_other_policies_are_refused():
+def test_other_policies_are_rejected():
     with pytest.raises(SpecError, match='NormalProjectionNetwork'):
         make(CONTINUOUS, actor_network_cls=actor_with(BetaProjectionNetwork))
 

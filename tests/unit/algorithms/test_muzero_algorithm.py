@@ -455,7 +455,7 @@ def test_reanalysis_needs_to_know_the_player_to_move():
     (dict(reanalyze_ratio=0.5), 'reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor'),
     (dict(reanalyze_batch_size=0), 'reanalyze_batch_size'), (dict(reanalyze_td_steps=0), 'reanalyze_td_steps'),
     (dict(priority_func="lambda x: __import__('os')"), r'MuZero.learner.priority_func: .*__import__')])
-def test_arguments_out_of_range_are_refused(args, message):
+def test_arguments_out_of_range_are_rejected(args, message):
     with pytest.raises(ValueError, match=message):
         muzero(**args)
 
@@ -464,7 +464,7 @@ def transformer_of(*ctors):
     return lambda env: create_data_transformer(list(ctors), env.observation_spec())
 
 
-def test_a_reward_transformer_of_the_run_is_refused():
+def test_a_reward_transformer_of_the_run_is_rejected():
     with pytest.raises(ConfError, match='RewardScaling.*\n.*reward_transformer'):
         muzero(agent_args=dict(data_transformer=transformer_of(partial(RewardScaling, scale=0.1))))
     agent, _ = muzero(muzero_args=dict(reward_transformer=RewardScaling(scale=0.1)))
@@ -474,13 +474,13 @@ def test_a_reward_transformer_of_the_run_is_refused():
     torch.testing.assert_close(batch.rollout_info.rl.target.reward[:, 0, 0], stored * 0.1)
 
 
-def test_a_data_transformer_is_refused_next_to_that_of_the_run(monkeypatch):
+def test_a_second_data_transformer_next_to_that_of_the_run_is_rejected(monkeypatch):
     monkeypatch.setattr(context, 'get_raw_observation_spec', lambda: TensorSpec((1, )))
     with pytest.raises(ConfError, match='data_transformer_ctor has no effect under MuzeroAlgorithm'):
         muzero(data_transformer_ctor=UntransformedTimeStep)
 
 
-def test_an_encoder_before_it_is_refused_if_it_has_to_look_at_observations():
+def test_an_encoder_before_it_is_rejected_if_it_must_see_observations():
     encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(5, )))
     muzero(agent_args=dict(representation_learner_cls=encoder))
     identity = transformer_of()

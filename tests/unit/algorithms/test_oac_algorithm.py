@@ -143,7 +143,7 @@ def test_evaluation_and_training_use_the_policy_itself():
     (dict(actor_network_cls=partial(ActorDistributionNetwork, continuous_projection_net_ctor=BetaProjectionNetwork)),
      'diagonal normals'),
 ])
-def test_policies_that_cannot_explore_are_refused(args, message):
+def test_policies_that_cannot_explore_are_rejected(args, message):
     with pytest.raises(ValueError, match=message):
         OacAlgorithm(*SPECS, **args)
     with pytest.raises(ValueError, match='explore=False'):

@@ -139,7 +139,7 @@ def test_returns_of_the_rewards_and_gamma_of_the_loss_calibrate(name, arguments,
     ('cql', dict(buffer_args=dict(reward_clip=(-0.5, 0.5)))),
     ('discrete cql', dict(unroll_length=4, agent_args=dict(
         intrinsic_reward_module=partial(CountBonusAlgorithm, counting='grid', grid_size=3))))])
-def test_returns_of_other_rewards_or_another_gamma_are_refused(name, arguments, tmp_path):
+def test_returns_of_other_rewards_or_another_gamma_are_rejected(name, arguments, tmp_path):
     agent = calibrated_agent(name, tmp_path, **arguments)
     with pytest.raises(ConfError, match=r'but the returns that(.|\n)*set ReplayBuffer.gamma to the gamma of the loss'):
         for _ in range(5):

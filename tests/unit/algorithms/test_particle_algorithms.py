@@ -78,7 +78,7 @@ def test_the_weight_of_the_repulsion_can_be_given_for_a_step():
 @pytest.mark.parametrize('kwargs, name', [
     (dict(par_vi='svgdd'), 'ParVIAlgorithm.par_vi'), (dict(num_particles=0), 'ParVIAlgorithm.num_particles'),
     (dict(par_vi='minmax'), 'ParVIAlgorithm.critic_optimizer')])
-def test_particles_that_make_no_sense_are_refused(kwargs, name):
+def test_particles_that_make_no_sense_are_rejected(kwargs, name):
     with pytest.raises(ConfError, match=name):
         ParVIAlgorithm(2, **kwargs)
 
@@ -153,7 +153,7 @@ def test_the_default_repulsion_weight_is_batch_size_over_sample_count():
     assert later._entropy_regularization == pytest.approx(20 / 60) and later.train_iter() == 3
 
 
-def test_samples_that_do_not_count_have_no_part_in_a_step():
+def test_samples_that_do_not_count_do_not_affect_a_step():
     algorithm = make(FuncParVIAlgorithm, par_vi=None)
     inputs, targets = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
     masked = algorithm.train_step((inputs, targets), loss_mask=torch.tensor([1.0, 1.0, 0.0, 0.0])).info.loss
@@ -192,7 +192,7 @@ def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     (HyperNetwork, dict(par_vi='gfsf', functional_gradient=True), 'exclude each other'),
     (HyperNetwork, dict(functional_gradient=True), 'inverse_mvp_optimizer is required'),
     (HyperNetwork, dict(num_particles=0), 'num_particles')])
-def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
+def test_meaningless_ensembles_are_rejected(cls, kwargs, message):
     with pytest.raises(ConfError, match=message):
         make(cls, **kwargs)
 
@@ -200,7 +200,7 @@ def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
 @pytest.mark.parametrize('kwargs, message', [
     (dict(data_creator_outlier=None), 'bind it, such as FuncParVIAlgorithm.data_creator_outlier'),
     (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'evaluated only for classification')])
-def test_uncertainty_without_required_data_is_refused(kwargs, message):
+def test_uncertainty_without_required_data_is_rejected(kwargs, message):
     with pytest.raises(ConfError, match=message):
         make(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
 
@@ -259,12 +259,12 @@ def test_a_generator_can_maximize_mutual_information():
     (dict(functional_gradient=True, direct_jac_inverse=True, noise_dim=3), 'is larger than output_dim'),
     (dict(lambda_trainable=True), 'only with functional_gradient'), (dict(par_vi='svgd4'), 'par_vi'),
     (dict(net_moving_average_rate=2.0), 'net_moving_average_rate')])
-def test_generators_that_make_no_sense_are_refused(kwargs, message):
+def test_generators_that_make_no_sense_are_rejected(kwargs, message):
     with pytest.raises(ConfError, match=message):
         Generator(2, **kwargs)
 
 
-def test_answers_as_particles_are_refused_where_there_is_no_second_sample():
+def test_answers_as_particles_are_rejected_where_there_is_no_second_sample():
     with pytest.raises(ValueError, match='transform_func requires par_vi svgd2, svgd3 or gfsf, found svgd'):
         Generator(2, par_vi='svgd', entropy_regularization=1.0).train_step(None, squares, 4, lambda x: (x, x, x))
 

@@ -91,7 +91,7 @@ def test_an_episode_that_began_before_the_assessment_does_not_count():
     assert checkpoints.updates_due(0, 1) == 0
 
 
-def test_a_run_trains_after_episodes_only_and_evaluates_the_policy_kept():
+def test_a_run_trains_only_after_episodes_and_evaluates_the_saved_policy():
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(num_episodes=2, late_num_episodes=2))
     rl, updates, saved = agent.policy, [], []
 
@@ -139,7 +139,7 @@ def test_random_steps_are_not_assessed():
     assert rl._updates.value and first >= 12  # episodes end at steps 5, 11, 17; the second began in the random phase
 
 
-def test_a_reset_of_the_networks_leaves_the_policy_kept_as_it_is():
+def test_resetting_the_networks_does_not_change_the_saved_policy():
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
     rl, reset = agent.policy, ResetNetworks(at_env_steps=(1, ))
     with torch.no_grad():
@@ -158,20 +158,20 @@ def test_a_reset_of_the_networks_leaves_the_policy_kept_as_it_is():
 @pytest.mark.parametrize('change, message', [
     (dict(unroll_length=2), 'policy_checkpoints.*TrainerConfig.unroll_length = 2'),
     (dict(num_ray_workers=2), 'policy_checkpoints.*TrainerConfig.num_ray_workers = 2')])
-def test_settings_that_do_not_suit_are_refused_by_name(change, message):
+def test_settings_that_do_not_suit_are_rejected_by_name(change, message):
     with pytest.raises(ConfError, match=message):
         make_agent(policy_checkpoints=PolicyCheckpoints(), **change)
 
 
 @pytest.mark.parametrize('random_steps', [0, 1000])
-def test_several_environments_are_refused_at_once(random_steps):
+def test_several_environments_are_rejected_at_once(random_steps):
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints(), batch_size=2, initial_collect_steps=random_steps)
     with pytest.raises(ConfError, match='policy_checkpoints needs one environment, found 2'):
         for _ in range(2):
             agent.train_iter()
 
 
-def test_two_processes_are_refused_by_name(monkeypatch):
+def test_two_processes_are_rejected_by_name(monkeypatch):
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
     monkeypatch.setattr(context, 'num_ranks', lambda: 2)
     with pytest.raises(ConfError, match='policy_checkpoints is not supported with several processes'):
@@ -179,6 +179,6 @@ def test_two_processes_are_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize('argument', ['num_episodes', 'late_num_episodes', 'late_after'])
-def test_numbers_out_of_range_are_refused_by_name(argument):
+def test_numbers_out_of_range_are_rejected_by_name(argument):
     with pytest.raises(ConfError, match=f'PolicyCheckpoints.{argument}'):
         PolicyCheckpoints(**{argument: 0})

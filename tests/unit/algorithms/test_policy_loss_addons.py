@@ -83,7 +83,7 @@ def test_deterministic_policies_are_compared_with_the_stochastic_mode():
     torch.testing.assert_close(addon.term(observation, mode), torch.zeros(4))
 
 
-def test_policies_that_cannot_be_compared_are_refused():
+def test_policies_that_cannot_be_compared_are_rejected():
     addon = AttractionToPolicy(OBSERVATION, CONTINUOUS, actor_network_ctor=deterministic)
     distribution = stochastic(input_tensor_spec=OBSERVATION, action_spec=CONTINUOUS)(torch.randn(4, 3))[0]
     with pytest.raises(ValueError, match='the other one deterministic'):
@@ -133,7 +133,7 @@ def test_the_weight_may_be_a_schedule():
                                                 (AttractionToPolicy, 'deterministic_stddev', 0.0),
                                                 (RepulsionFromPolicy, 'num_samples', 0),
                                                 (RepulsionFromPolicy, 'max_divergence', 0.0)])
-def test_numbers_out_of_range_are_refused_by_name(cls, argument, value):
+def test_numbers_out_of_range_are_rejected_by_name(cls, argument, value):
     with pytest.raises(ConfError, match=f'{cls.__name__}.{argument}'):
         cls(OBSERVATION, CONTINUOUS, **{argument: value})
 
@@ -237,7 +237,7 @@ def test_updates_that_do_not_train_the_policy_have_no_terms():
     assert terms == [0, 1]
 
 
-def test_an_algorithm_that_does_not_report_its_policy_is_refused():
+def test_an_algorithm_that_does_not_report_its_policy_is_rejected():
     agent, env = deterministic_agents.make_agent(DdpgAlgorithm, policy_loss_addons=[addon_for(
         'ddpg', AttractionToPolicy)])
     with pytest.raises(ValueError, match="'action_distribution'"):

@@ -225,19 +225,19 @@ def test_without_its_phase_it_is_ppo():
     assert agent.learner.phase is None
 
 
-def test_a_conf_that_samples_is_refused():
+def test_a_conf_that_samples_is_rejected():
     with pytest.raises(ConfError, match='clear_replay_buffer.*each unroll as a whole'):
         make(config_args={'clear_replay_buffer': False})
 
 
 @pytest.mark.parametrize('wrong', [{'interval': 0}, {'mini_batch_size': 0.5}, {'mini_batch_length': 0},
                                    {'num_updates_per_train_iter': 0}, {'enabled': 'yes'}])
-def test_options_out_of_range_are_refused_by_name(wrong):
+def test_options_out_of_range_are_rejected_by_name(wrong):
     with pytest.raises(ConfError, match=f'PPGAuxOptions.{next(iter(wrong))}'):
         PPGAuxOptions(**wrong)
 
 
-def test_an_outer_algorithm_without_phases_is_refused():
+def test_an_outer_algorithm_without_phases_is_rejected():
     from alfx.algorithms.rl_algorithm import RLAlgorithm
 
     agent = make()

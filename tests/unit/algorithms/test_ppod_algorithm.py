@@ -56,7 +56,7 @@ def test_own_episodes_join_the_rewarded_pool_or_compete_by_value():
     assert stored.with_reward[0].is_given, 'what was given is never dropped'
 
 
-def test_a_threshold_may_be_given():
+def test_a_threshold_can_be_specified():
     stored = pools(threshold=3.0)
     stored.add(episode(2.0))
     assert len(stored.with_value) == 1
@@ -269,7 +269,7 @@ def test_a_dataset_from_another_source_is_not_overwritten(demonstration):
         make_agent(demonstration, target_agent_demos_dir=demonstration)
 
 
-def test_unsupported_settings_are_refused(demonstration):
+def test_unsupported_settings_are_rejected(demonstration):
     for kwargs, word in ((dict(demonstrations=''), 'demonstrations'), (dict(rho=0.6, phi=0.5), 'below 1'),
                          (dict(demonstrations='/nowhere'), '/nowhere')):
         with pytest.raises(ConfError, match=word):

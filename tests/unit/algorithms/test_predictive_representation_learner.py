@@ -99,7 +99,7 @@ def test_masked_steps_have_no_gradient_even_if_nan():
     assert predicted.grad.flatten().tolist() == [-1.0, 0.0]
 
 
-def test_gradients_reach_everything_that_a_prediction_is_made_of():
+def test_gradients_reach_all_inputs_of_a_prediction():
     learner = learner_of(encoding_net_ctor=plain, postprocessor=output(4))
     step = learner.train_step(TimeStep(observation=torch.randn(5, 3)), (), future(5))
     info = nest.map_structure(lambda x: x.unsqueeze(0), step.info)
@@ -123,7 +123,7 @@ def test_a_normalized_target_changes_the_loss_and_not_the_prediction():
     assert all(torch.equal(a, b) for a, b in zip(statistics, decoder._normalizer.buffers()))
 
 
-def test_classes_are_predicted_with_a_loss_of_their_own():
+def test_classes_are_predicted_with_a_classification_loss():
     decoder = SimpleDecoder(LATENT, 'x', output(4), loss_ctor=partial(nn.CrossEntropyLoss, reduction='none'))
     target, scores = torch.randint(0, 4, (2, 3)), torch.randn(2, 3, 4)
     expected = -scores.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
@@ -134,7 +134,7 @@ def test_classes_are_predicted_with_a_loss_of_their_own():
     (dict(), (2, 3, 5), "expected the target 'x' to have the shape \\(2,\\) .* found \\(5,\\)"),
     (dict(loss_ctor=nn.MSELoss), (2, 3, 2), "expected a loss of shape .* or reduction='none'"),
 ])
-def test_a_target_that_does_not_fit_is_refused(args, shape, message):
+def test_a_target_that_does_not_fit_is_rejected(args, shape, message):
     decoder = SimpleDecoder(LATENT, 'x', output(2), **args)
     with pytest.raises(ValueError, match=message):
         decoder.calc_loss(torch.zeros(shape), torch.zeros(2, 3, 2))
@@ -267,12 +267,12 @@ def test_the_postprocessor_makes_the_representation(postprocessor, shape):
     (dict(decoder_ctor=partial(SimpleDecoder, target_field='x', decoder_net_ctor=memory)), SpecError,
      'SimpleDecoder.x.decoder_net_ctor: expected a network that is not recurrent'),
 ])
-def test_invalid_arguments_are_refused(args, error, message):
+def test_invalid_arguments_are_rejected(args, error, message):
     with pytest.raises(error, match=message):
         learner_of(**args)
 
 
-def test_on_policy_training_is_refused():
+def test_on_policy_training_is_rejected():
     with pytest.raises(ValueError, match='is an off-policy algorithm and cannot be trained on-policy'):
         agent_of('actor-critic')
 
@@ -284,7 +284,7 @@ def test_recurrent_training_on_single_steps_needs_rollout_states():
     agent_of('ppo', mini_batch_length=1, use_rollout_state=True)
 
 
-def test_a_field_that_the_experience_does_not_have_is_named():
+def test_an_error_names_a_field_that_the_experience_does_not_have():
     agent, _ = agent_of('ppo', decoder_ctor=partial(SimpleDecoder, target_field='rewrad', decoder_net_ctor=output(1)))
     with pytest.raises(LookupError, match='rewrad'):
         agent.train_iter()
@@ -406,7 +406,7 @@ def test_evaluation_changes_no_statistics_and_reports_no_loss():
     assert all(torch.equal(a, b) for a, b in zip(before, agent._representation_learner.buffers()))
 
 
-def test_each_part_may_have_an_optimizer_of_its_own():
+def test_each_part_can_have_a_separate_optimizer():
     optimizers = {name: SGD(lr=0.1) for name in ('encoding_optimizer', 'dynamics_optimizer', 'postprocessor_optimizer')}
     decoder_optimizer = SGD(lr=0.1)
     agent, _ = agent_of('sac', encoding_net_ctor=plain, postprocessor=output(4), **optimizers,

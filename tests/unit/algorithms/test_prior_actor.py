@@ -154,7 +154,7 @@ def test_a_prior_crosses_stacking_as_a_nest_of_its_parameters(cls):
     assert torch.equal(by_time.log_prob(action.reshape(3, 2, 2)), dist.log_prob(action).reshape(3, 2))
 
 
-def test_a_prior_has_nothing_to_train_and_nothing_in_a_checkpoint():
+def test_a_prior_has_no_parameters_and_no_state_in_checkpoints():
     prior = SameActionPriorActor(OBSERVATION, BoundedTensorSpec((2, ), torch.float32, -1., 1.))
     assert not list(prior.parameters()) and not [x for x in prior.state_dict().values() if isinstance(x, torch.Tensor)]
 
@@ -165,12 +165,12 @@ def test_a_prior_has_nothing_to_train_and_nothing_in_a_checkpoint():
     (BoundedTensorSpec((2, ), torch.float32, -float('inf'), float('inf')), 'finite bounds'),
     (BoundedTensorSpec((2, ), torch.float32, 1., 1.), 'empty range'),
 ])
-def test_actions_that_have_no_such_prior_are_refused(spec, message):
+def test_actions_that_have_no_such_prior_are_rejected(spec, message):
     with pytest.raises(SpecError, match=message):
         SameActionPriorActor(OBSERVATION, spec)
 
 
 @pytest.mark.parametrize('arguments', [dict(same_action_noise=0.0), dict(same_action_prob=1.5)])
-def test_arguments_out_of_range_are_refused_by_name(arguments):
+def test_arguments_out_of_range_are_rejected_by_name(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         SameActionPriorActor(OBSERVATION, BoundedTensorSpec((2, ), torch.float32, -1., 1.), **arguments)

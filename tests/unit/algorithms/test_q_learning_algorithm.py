@@ -272,6 +272,6 @@ def test_steps_do_not_change_their_inputs_nor_the_table():
     (dict(observation_spec=BoundedTensorSpec((9, )), grid_size=20), 'too large'),
     (dict(observation_spec=TensorSpec((9, )), grid_size=2), 'no finite range'),
 ])
-def test_invalid_arguments_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         QLearningAlgorithm(**{'observation_spec': STATE, 'action_spec': ACTION, **arguments})

@@ -138,7 +138,7 @@ def test_one_critic_without_dropped_quantiles_trains_as_before(environment):
     (dict(num_dropped_quantiles=1, min_critic_by_critic_mean=True), 'excludes min_critic_by_critic_mean'),
     (dict(num_dropped_quantiles=1, bootstrap_critics='mean'), "excludes .* bootstrap_critics = 'mean'"),
     (dict(min_critic_by_critic_mean=True, bootstrap_critics='mean'), "bootstrap_critics = 'mean' exclude each other")])
-def test_reductions_that_exclude_each_other_are_refused(args, message):
+def test_reductions_that_exclude_each_other_are_rejected(args, message):
     with pytest.raises(ValueError, match=message):
         make_agent('continuous', critic_loss_ctor=loss_ctor, **args)
 
@@ -154,7 +154,7 @@ def test_a_critic_may_have_its_quantiles_already():
         QrsacAlgorithm(*SPECS, critic_network_cls=critic)
 
 
-def test_another_loss_or_action_is_refused():
+def test_another_loss_or_action_is_rejected():
     with pytest.raises(ValueError, match='quantile loss'):
         QrsacAlgorithm(*SPECS, critic_loss_ctor=OneStepTDLoss)
     with pytest.raises(ValueError, match='continuous'):

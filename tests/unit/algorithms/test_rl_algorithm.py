@@ -95,7 +95,7 @@ def test_an_on_policy_part_of_an_off_policy_agent_is_trained_on_every_step(unrol
     assert agent.replay_buffer.total_size == 4 * unroll_length  # the bootstrap step is not stored
 
 
-def test_an_on_policy_iteration_without_a_step_trains_nothing():
+def test_an_on_policy_iteration_without_a_step_does_not_train():
     agent, _ = make_agent('actor-critic', 'discrete', unroll_length=0.5)
     assert [agent.train_iter() for _ in range(4)] == [0, 4, 0, 4]
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_argument_loads_a_part_once(tmp_path):
     assert agent.intrinsic_reward.weight.item() == 1.0
 
 
-def test_a_checkpoint_argument_that_names_no_part_is_refused(tmp_path):
+def test_a_checkpoint_argument_that_names_no_part_is_rejected(tmp_path):
     trained, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=Listener())
     path = Checkpointer(str(tmp_path), alg=trained).save(1)
     with pytest.raises(ConfError, match="no part 'alg._imr'"):
@@ -192,7 +192,7 @@ def test_a_loss_without_a_loss_of_each_step_keeps_its_scalar():
 
 
 @pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
-def test_everything_that_can_be_summarized_is(algorithm, monkeypatch):
+def test_everything_that_can_be_summarized_is_summarized(algorithm, monkeypatch):
     from alfx import context
     tags = set()
 

@@ -75,7 +75,7 @@ def test_the_error_of_repeated_observations_decays():
     assert last.mean() < 0.05 * first.mean()
 
 
-def test_only_the_last_frames_of_a_stack_are_looked_at():
+def test_only_the_last_frames_of_a_stack_are_checked():
     spec = BoundedTensorSpec((4, 5, 5), torch.float32, 0, 1)
     net = partial(EncodingNetwork, conv_layer_params=((2, 3, 1), ))
     module = RNDAlgorithm(net, net, observation_spec=spec, keep_stacked_frames=2, observation_adapt_speed=8.0)
@@ -95,7 +95,7 @@ def test_bounds_of_a_stack_are_cut_with_it():
 
 
 @pytest.mark.parametrize('spec', [OBSERVATION, TensorSpec(()), {'image': TensorSpec((4, 5, 5)), 'v': OBSERVATION}])
-def test_frames_that_are_no_frames_are_refused(spec):
+def test_frames_that_are_no_frames_are_rejected(spec):
     with pytest.raises(ConfError, match='keep_stacked_frames.*not a stack of frames'):
         RNDAlgorithm(network, network, observation_spec=spec)
 
@@ -108,7 +108,7 @@ def test_frames_are_checked_at_the_first_step_without_a_spec():
     assert module.rollout_step(random_steps(2, step_type=[1, 1])).output.shape == (2, )
 
 
-def test_more_frames_than_available_are_refused():
+def test_more_frames_than_available_are_rejected():
     with pytest.raises(ConfError, match='keep_stacked_frames = 5'):
         RNDAlgorithm(network, network, observation_spec=TensorSpec((4, 8, 8)), keep_stacked_frames=5)
 
@@ -123,12 +123,12 @@ def test_more_frames_than_available_are_refused():
     (dict(target_net=7), 'target_net.*found 7'),
     (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*is recurrent'),
 ])
-def test_invalid_arguments_are_refused_by_name(arguments, message):
+def test_invalid_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):
         make_rnd(**{'observation_spec': OBSERVATION, 'action_spec': ACTION, **arguments})
 
 
-def test_networks_of_different_outputs_are_refused():
+def test_networks_of_different_outputs_are_rejected():
     with pytest.raises(SpecError, match=r'predictor_net.*\(4,\), found \(5,\)'):
         make_rnd(observation_spec=OBSERVATION, predictor_net=partial(network, last_layer_size=5))
 

@@ -399,7 +399,7 @@ def test_discounted_returns_of_the_replay_buffer_reach_the_loss():
     ({'a': CHOICE, 'b': BOX, 'c': BOX}, 'two: one discrete action'),
     ((BoundedTensorSpec((2, ), torch.int64, 0, 3), BOX), r'of shape \(\)'),
 ])
-def test_actions_of_another_kind_are_refused(action_spec, message):
+def test_actions_of_another_kind_are_rejected(action_spec, message):
     with pytest.raises(SpecError, match=message):
         make(action_spec)
 
@@ -420,7 +420,7 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(critic_network_cls=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))), 'shape'),
     (dict(action_spec=CHOICE, q_network_cls=partial(QNetwork, num_atoms=5)), 'shape'),
 ])
-def test_invalid_arguments_are_refused(args, message):
+def test_invalid_arguments_are_rejected(args, message):
     with pytest.raises(ValueError, match=message):
         make(**args)
 

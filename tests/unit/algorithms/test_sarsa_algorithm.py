@@ -392,6 +392,6 @@ def test_arguments_of_the_other_kind_of_policy_are_logged(kind, args, message, c
     ('stochastic', dict(critic_network_ctor=partial(CriticNetwork, output_tensor_spec=TensorSpec((5, )))),
      r'expected critics with outputs of shape \(2,\)'),
 ])
-def test_invalid_arguments_are_refused_by_name(kind, args, message):
+def test_invalid_arguments_are_rejected_by_name(kind, args, message):
     with pytest.raises((ValueError, SpecError), match=message):
         algorithm_of(kind, **args)

@@ -43,7 +43,7 @@ def test_each_parameter_has_one_gradient_or_none():
         assert (gradient is not None) == ('_value_network' in name), name
 
 
-def test_gradients_of_other_shapes_are_refused():
+def test_gradients_of_other_shapes_are_rejected():
     agent, _ = make_agent('actor-critic', 'discrete')
     gradients = agent.compute_gradients(*losses(agent))
     with pytest.raises(ValueError, match='expected gradients of the shapes'):

@@ -155,7 +155,7 @@ def test_a_trajectory_is_extended_at_most_max_repeat_steps_times():
     assert (act.b == 0).all()
 
 
-def test_an_episode_begins_with_a_random_trajectory_only_if_asked_for():
+def test_episodes_begin_with_random_trajectories_only_on_request():
     for randomize in (False, True):
         algorithm = make(TaacQAlgorithm, randomize_first_state_tau=randomize)
         state = algorithm.get_initial_rollout_state(200)
@@ -334,7 +334,7 @@ def test_target_critics_move_by_tau_every_period():
 @every_class
 @pytest.mark.parametrize('reward_dim', [1, 3])
 @pytest.mark.parametrize('length', [2, 5])
-def test_training_changes_all_that_is_trained_and_is_repeatable(cls, reward_dim, length):
+def test_training_changes_all_trained_parameters_and_is_repeatable(cls, reward_dim, length):
     results = []
     for _ in range(2):
         agent, _ = make_agent(cls, length=length, reward_dim=reward_dim, seed=3)
@@ -412,12 +412,12 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
     (dict(num_critic_replicas=0), 'num_critic_replicas'), (dict(initial_alpha=0.0), 'initial_alpha'),
     (dict(max_repeat_steps=-1), 'max_repeat_steps'), (dict(b1_advantage_clipping=(1.0, 0.0)), 'b1_advantage_clipping'),
     (dict(actor_network_cls=ActorDistributionRNNNetwork), 'is recurrent')])
-def test_arguments_out_of_range_are_refused_by_name(arguments, words):
+def test_arguments_out_of_range_are_rejected_by_name(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)
 
 
-def test_discrete_actions_are_refused():
+def test_discrete_actions_are_rejected():
     with pytest.raises(SpecError, match='TaacQAlgorithm'):
         make(TaacQAlgorithm, action_spec=BoundedTensorSpec((), torch.int64, 0, 2))
 

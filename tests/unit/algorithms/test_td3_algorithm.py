@@ -257,6 +257,6 @@ def test_compiled_updates_match_eager_ones():
 
 @pytest.mark.parametrize('argument,value', [('policy_update_period', 0), ('target_noise', -0.1), ('noise_clip', -1.0),
                                             ('exploration_noise', -0.1)])
-def test_numbers_out_of_range_are_refused_by_name(argument, value):
+def test_numbers_out_of_range_are_rejected_by_name(argument, value):
     with pytest.raises(ConfError, match=f'Td3Algorithm.{argument}'):
         make_agent(Td3Algorithm, **{argument: value})

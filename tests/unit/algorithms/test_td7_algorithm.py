@@ -340,12 +340,12 @@ def test_separate_optimizers_own_the_three_parts():
     (dict(target_update_period=0), ConfError, 'Td7Algorithm.target_update_period'),
     (dict(target_update_tau=0.5), TypeError, 'target_update_tau'),
     (dict(critic_batches='joint'), TypeError, 'critic_batches')])
-def test_unsupported_arguments_are_refused_by_name(change, error, message):
+def test_unsupported_arguments_are_rejected_by_name(change, error, message):
     with pytest.raises(error, match=message):
         make(**change)
 
 
-def test_discrete_actions_are_refused():
+def test_discrete_actions_are_rejected():
     with pytest.raises(SpecError, match='continuous|discrete'):
         Td7Algorithm(OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 2), config=None, **SMALL)
 

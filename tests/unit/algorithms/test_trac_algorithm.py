@@ -283,7 +283,7 @@ def test_a_bound_has_to_be_above_0(clip):
         TracAlgorithm(TensorSpec((3, )), BoundedTensorSpec((), torch.int64, 0, 1), action_dist_clip_per_dim=clip)
 
 
-def test_a_policy_without_a_distance_is_refused_at_construction():
+def test_a_policy_without_a_distance_is_rejected_at_construction():
     def algorithm(head):
         actor = partial(ActorDistributionNetwork, continuous_projection_net_ctor=head)
         return TracAlgorithm(TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1., 1.),

@@ -88,6 +88,6 @@ def test_the_range_of_an_action_is_its_middle_and_half_width():
 
 @pytest.mark.parametrize('spec', [BoundedTensorSpec((), torch.int64, 0, 3), TensorSpec((2, )), [TensorSpec((2, ))],
                                   BoundedTensorSpec((2, ), torch.float32, [-1, 0], [1, 0])])
-def test_actions_without_a_range_are_refused(spec):
+def test_actions_without_a_range_are_rejected(spec):
     with pytest.raises(SpecError, match='TaacX'):
         action_scale(spec, 'TaacX')

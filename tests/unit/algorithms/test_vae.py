@@ -141,7 +141,7 @@ class TestGaussian:
         assert vae._encoder.input_tensor_spec == (PRIOR_INPUT, NESTED, TensorSpec((6, )))
         assert vae.train_step(inputs_of((PRIOR_INPUT, NESTED))).output.z.shape == (6, 3)
 
-    def test_a_network_may_be_given_or_made(self):
+    def test_networks_can_be_instances_or_constructors(self):
         network = EncodingNetwork(IMAGE, fc_layer_params=(9, ))
         assert VariationalAutoEncoder(2, preprocess_network=network)._encoder is network
         constructed = VariationalAutoEncoder(2, IMAGE, partial(EncodingNetwork, fc_layer_params=(9, )))
@@ -152,7 +152,7 @@ class TestGaussian:
         torch.testing.assert_close(step.info.kld, gaussian_kld(step.output.z_mode, 2 * step.output.z_std.log()))
         assert torch.equal(step.info.z_std, step.output.z_std)
 
-    def test_contradictions_are_refused_by_name(self):
+    def test_contradictions_are_rejected_by_name(self):
         network = EncodingNetwork(IMAGE, fc_layer_params=(9, ))
         with pytest.raises(ValueError, match='input_tensor_spec is required'):
             VariationalAutoEncoder(2)
@@ -210,11 +210,11 @@ class TestDiscrete:
     @pytest.mark.parametrize('spec', [
         TensorSpec((2, ), torch.int64), BoundedTensorSpec((2, ), torch.int64, 1, 3), BoundedTensorSpec((2, )),
         BoundedTensorSpec((), torch.int64, 0, 3), BoundedTensorSpec((2, ), torch.int64, 0, [3, 4])], ids=str)
-    def test_other_specs_are_refused(self, spec):
+    def test_other_specs_are_rejected(self, spec):
         with pytest.raises(SpecError, match=r'z_spec: expected a bounded int spec of shape \(n,\)'):
             DiscreteVAE(spec, IMAGE)
 
-    def test_contradictions_are_refused_by_name(self):
+    def test_contradictions_are_rejected_by_name(self):
         with pytest.raises(ConfError, match="'st-gumbel'"):
             make('gumbel')
         with pytest.raises(ConfError, match="DiscreteVAE.gumbel_temp_scheduler has no effect with mode='st'"):

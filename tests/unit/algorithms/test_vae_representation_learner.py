@@ -175,7 +175,7 @@ def test_evaluation_changes_nothing_and_only_the_rollout_counts_codes():
     assert not torch.equal(learner.vae._usage, before['_vae._usage'])
 
 
-def test_its_own_optimizer_owns_it():
+def test_its_own_optimizer_trains_it():
     agent, _ = make_agent('ppo', 'discrete', representation_learner_cls=partial(
         VAERepresentationLearner, optimizer=Adam(lr=1e-3), **vae_of('gaussian', 1)))
     learner = agent._representation_learner
@@ -183,7 +183,7 @@ def test_its_own_optimizer_owns_it():
     assert owned == {id(p) for p in learner.parameters()}
 
 
-def test_invalid_arguments_are_refused_by_name():
+def test_invalid_arguments_are_rejected_by_name():
     prior = EncodingNetwork(SPEC, fc_layer_params=(4, ))
     with pytest.raises(ConfError, match='vae_ctor'):
         VAERepresentationLearner(SPEC)

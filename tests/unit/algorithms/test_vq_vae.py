@@ -51,7 +51,7 @@ def test_steps_yield_codes_and_losses(batch_size):
     assert torch.equal(vae.rollout_step(inputs).info.loss, train.info.loss)
 
 
-def test_each_place_of_an_image_gets_a_code():
+def test_each_position_of_an_image_gets_a_code():
     torch.manual_seed(0)
     spec = TensorSpec((3, 2, 2))
     vae = Vqvae(spec, 7, 3, encoder_ctor=lambda s: ImageEncodingNetwork(3, 2, ((3, 1, 1), ), activation=identity),
@@ -68,7 +68,7 @@ def test_each_place_of_an_image_gets_a_code():
         assert torch.equal(quantized.z[:, :, position // 2, position % 2], vae.codebook[expected])
 
 
-def test_a_decoder_that_does_not_take_the_latent_is_refused():
+def test_a_decoder_that_does_not_take_the_latent_is_rejected():
     with pytest.raises(SpecError, match='decoder_ctor: expected a network with the input spec'):
         make_grid()  # its decoder wants a vector
 
@@ -123,7 +123,7 @@ def test_the_update_is_traceable():
     assert make().capabilities.traceable_update
 
 
-def test_invalid_arguments_are_refused_by_name():
+def test_invalid_arguments_are_rejected_by_name():
     with pytest.raises(SpecError, match=r'encoder_ctor: expected an output of n \* embedding_dim'):
         make(embedding_dim=4)
     with pytest.raises(SpecError, match='decoder_ctor: expected an output of 64 elements'):

@@ -171,7 +171,7 @@ def test_help_shows_the_nearest_name(capsys):
     assert 'ambiguous' in message and 'environments.suite_gym.load' in message
 
 
-def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
+def test_help_explains_one_argument_in_conf_syntax(capsys):
     for name, line, explained in (
             ('PPOLoss.gamma', 'PPOLoss.gamma = 0.99  # float', 'discount factor, or one per dimension of a K-dim'),
             ('ppo/Adam.lr', 'Adam.lr = 0.001  # float', 'learning rate or scheduler.'),
@@ -189,7 +189,7 @@ def test_help_explains_one_argument_as_a_conf_writes_it(capsys):
     assert capsys.readouterr().err.startswith("there is no configurable 'PPOLos.gamma'\n")
 
 
-def test_help_explains_an_argument_of_an_own_class(capsys, tmp_path, monkeypatch):
+def test_help_explains_an_argument_of_a_user_class(capsys, tmp_path, monkeypatch):
     (tmp_path / 'own_help.py').write_text('''
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import configurable, takes_arguments_of
@@ -233,7 +233,7 @@ def test_help_explains_the_records_of_algorithms(capsys):
     assert help_program.main(['torch']) == 2  # data_structures imports it
 
 
-def test_help_writes_arguments_as_a_conf_has_to(capsys):
+def test_help_writes_arguments_in_conf_syntax(capsys):
     assert help_program.main(['suite_atari.load']) == 0
     output, bound = capsys.readouterr().out.split('bound by:')
     assert '\nsuite_atari.load.frame_skip = 4' in output and '\nload.' not in output
@@ -266,7 +266,7 @@ def test_show_prints_a_conf_with_the_same_bindings(tmp_path):
         assert {binding.key: repr(binding.value) for binding in conf.bindings} == before
 
 
-def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
+def test_a_conf_or_a_run_folder_can_be_passed_without_its_flag(tmp_path):
     with flag_values(PARSER):
         assert flags.take_argument(['alfx', 'sac_pendulum'], 'conf') == ['alfx']
         assert flags.FLAGS.conf == 'sac_pendulum'

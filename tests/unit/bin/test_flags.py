@@ -55,7 +55,7 @@ def test_a_missing_conf_raises_with_the_flag():
         conf_flags.root_dir_from_flags()
 
 
-def test_two_confs_are_refused(conf_file):
+def test_two_confs_are_rejected(conf_file):
     with flag_values(conf=conf_file, gin_file=[conf_file]):
         with pytest.raises(gin_utils.ConfError, match='expected one conf file, found 2'):
             conf_flags.conf_from_flags()
@@ -83,7 +83,7 @@ def test_a_user_error_is_one_message_without_a_traceback(error, code, capsys):
     assert printed.out == '' and 'wrong' in printed.err and 'Traceback' not in printed.err
 
 
-def test_a_conf_error_is_printed_with_place_and_remedy(capsys):
+def test_a_conf_error_is_printed_with_location_and_remedy(capsys):
     def main():
         raise gin_utils.ConfError('wrong', 'do better', 'a.gin:3')
 
@@ -108,7 +108,7 @@ def test_a_fault_of_the_program_keeps_its_traceback():
         conf_flags.call(main, ['program'])
 
 
-def test_an_argument_that_is_no_flag_is_refused(capsys):
+def test_an_argument_that_is_no_flag_is_rejected(capsys):
     assert conf_flags.call(lambda: 0, ['program', 'sac.gin']) == 2
     assert "'sac.gin'" in capsys.readouterr().err
 
@@ -135,7 +135,7 @@ def test_a_further_interrupt_ends_the_program_at_once_and_silently(monkeypatch, 
         signal.signal(signal.SIGINT, before)
 
 
-def test_code_that_ends_the_program_is_named_and_no_success(capsys):
+def test_code_that_exits_the_program_is_a_reported_failure(capsys):
     assert conf_flags.call(lambda: sys.exit(0), ['program']) == 1
     assert 'ended by sys.exit(0) in ' in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ def test_a_flag_that_other_programs_have_is_explained(capsys):
 
 @pytest.mark.parametrize('name, message', [('nowhere/x.png', "folder 'nowhere' does not exist\n  create it, or name"),
                                            ('.', 'is a folder\n  name a file')])
-def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, message, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_is_rejected_by_its_flag(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with flag_values(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{message}'):
         conf_flags.check_output('conf')
@@ -186,7 +186,7 @@ def test_a_check_that_is_stopped_returns_the_code_of_the_signal(monkeypatch, cap
     assert capsys.readouterr().err.endswith(f'stopped by {number.name}\n')
 
 
-def test_errors_of_the_disk_say_what_to_do(capsys):
+def test_disk_errors_state_a_remedy(capsys):
     def write():
         raise OSError(errno.EROFS, 'Read-only file system', 'runs/a')
 
@@ -194,7 +194,7 @@ def test_errors_of_the_disk_say_what_to_do(capsys):
     assert "Read-only file system: 'runs/a'\n  free some space, correct the permissions" in capsys.readouterr().err
 
 
-def test_arguments_that_are_not_utf8_are_refused(capsys):
+def test_arguments_that_are_not_utf8_are_rejected(capsys):
     with pytest.raises(SystemExit) as caught:
         conf_flags.parse(PARSER, ['program', 'run\udce9'])
     assert caught.value.code == 2 and 'expected arguments and a working directory' in capsys.readouterr().err
@@ -226,7 +226,7 @@ def test_other_arguments_are_no_overrides(argument):
         assert conf_flags.FLAGS.conf_param == []
 
 
-def test_a_file_is_no_override_whatever_its_name(tmp_path, monkeypatch):
+def test_a_file_with_any_name_is_not_an_override(tmp_path, monkeypatch):
     (tmp_path / 'a.b=c').touch()
     monkeypatch.chdir(tmp_path)
     with flag_values():
@@ -328,6 +328,6 @@ def test_help_after_two_dashes_and_values_of_negated_flags(capsys):
         assert message in ''.join(capsys.readouterr())
 
 
-def test_a_second_conf_is_refused_with_what_is_expected(capsys):
+def test_a_second_conf_is_rejected_with_what_is_expected(capsys):
     assert conf_flags.call(pytest.fail, ['train', 'other.gin']) == 2
     assert "unexpected argument 'other.gin': expected one conf or run folder" in capsys.readouterr().err

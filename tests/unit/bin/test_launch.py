@@ -24,7 +24,7 @@ def test_a_stopping_rank_may_take_its_time_for_the_last_checkpoint(monkeypatch):
     assert launch.launch(program('time.sleep(0 if rank else 1.5)', 'sys.exit(143)'), 2) == 143
 
 
-def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
+def test_after_an_error_processes_that_do_not_exit_are_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     code = launch.launch(program(f'open(f"{tmp_path}/{{rank}}", "w").write(str(os.getpid()))',
                                  f'while len(os.listdir("{tmp_path}")) < 2: time.sleep(0.01)',
@@ -81,7 +81,7 @@ def test_the_shared_store_of_ranks_listens_on_localhost_only(tmp_path):
     (['TrainerConfig.mini_batch_size=33'], 'TrainerConfig.mini_batch_size = 33'),
     (['create_environment.num_parallel_environments=5'], 'create_environment.num_parallel_environments = 5'),
     (['n=7', 'create_environment.num_parallel_environments=%n'], 'create_environment.num_parallel_environments = 7')])
-def test_indivisible_sizes_are_refused_before_anything_starts(params, name, tmp_path, monkeypatch):
+def test_indivisible_sizes_are_rejected_before_anything_starts(params, name, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(launch, 'launch', lambda command, count: started.append(count) or 0)
     monkeypatch.setattr(ranks, 'FLAGS', SimpleNamespace(root_dir=''))
@@ -94,7 +94,7 @@ def test_indivisible_sizes_are_refused_before_anything_starts(params, name, tmp_
     assert started == [2]
 
 
-def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):
+def test_each_of_several_processes_needs_its_own_gpu(monkeypatch):
     import torch
     chosen = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
@@ -111,7 +111,7 @@ def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize('device', ['cpu', 'cuda:1'])
-def test_a_device_that_several_gpus_would_override_is_refused(device, monkeypatch):
+def test_a_device_that_several_gpus_would_override_is_rejected(device, monkeypatch):
     monkeypatch.setattr(ranks, 'FLAGS', train.PARSER.read(['--distributed=multi-gpu', f'--device={device}']))
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(ConfError, match=f'multi-gpu and --device={device} contradict'):

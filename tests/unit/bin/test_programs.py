@@ -124,7 +124,7 @@ def test_curves_are_drawn(run, tmp_path):
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_refused(run, tmp_path):
+def test_bad_flags_exit_with_2_and_unknown_picture_formats_are_rejected(run, tmp_path):
     root_dir, _ = run
     found = program('evaluate', '--root_dir', root_dir, '--num_episodes', '0', code=2)
     assert '--num_episodes: expected int' in found.stderr

@@ -78,7 +78,7 @@ class Page(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(folders):
+def test_the_page_is_well_formed_and_self_contained(folders):
     text = page.render(collecting.collect(folders), 'A & <b>')
     read = Page(text)
     assert not read.references
@@ -141,12 +141,12 @@ def test_differences_versions_checkpoints_and_resumes_are_shown(folders):
     assert next(row for row in rows if row[0] == 'fast0' and len(row) == 5)[3] == 'never'
 
 
-def test_a_quantity_that_no_run_has_is_refused(folders):
+def test_a_column_missing_in_all_runs_is_rejected(folders):
     with pytest.raises(ConfError, match=r'no run has data for entropy over env_steps\n.*--y'):
         collecting.collect(folders, y='entropy')
 
 
-def test_damaged_versions_are_refused_by_name(folders):
+def test_damaged_versions_are_rejected_by_name(folders):
     with open(f'{folders[0]}/conf/versions.json', 'w') as file:
         file.write('{')
     with pytest.raises(ConfError, match=r'versions\.json is damaged'):

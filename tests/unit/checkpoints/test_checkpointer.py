@@ -296,14 +296,14 @@ def test_any_cut_of_a_checkpoint_is_noticed(tmp_path):
         assert loaded(tmp_path)[0] == 1
 
 
-def test_a_file_that_alfx_did_not_write_is_refused(tmp_path):
+def test_a_file_that_alfx_did_not_write_is_rejected(tmp_path):
     saved(tmp_path, 1)
     torch.save({'alg': Algorithm().state_dict()}, tmp_path / 'ckpt' / 'ckpt-5')
     with pytest.raises(CheckpointError, match='ckpt-5 was not written by alfx'):
         loaded(tmp_path)
 
 
-def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
+def test_a_file_that_would_execute_code_is_rejected_without_executing_it(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, (f'touch {tmp_path}/executed', )
@@ -315,7 +315,7 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
     assert not (tmp_path / 'executed').exists()
 
 
-def test_a_checksummed_file_that_would_execute_code_is_refused(tmp_path):
+def test_a_checksummed_file_that_would_execute_code_is_rejected(tmp_path):
     path = saved(tmp_path, 1).path(1)
     with open(path, 'wb') as file:
         files.save(file, {'modules': _Evil(tmp_path / 'executed')})
@@ -419,7 +419,7 @@ else:
     assert loaded(tmp_path)[0] == 1
 
 
-def test_a_folder_that_can_not_be_made_is_a_clear_error(tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_clear_error(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(CheckpointError, match='cannot be written: Not a directory'):
         Checkpointer(str(tmp_path / 'file' / 'ckpt'), counter=Counter()).save(1)
@@ -517,7 +517,7 @@ def test_temporary_checkpoints_are_removed_and_the_others_stay(tmp_path):
     assert not os.path.exists(checkpointer.path(4) + '.env')
 
 
-def test_torch_can_read_a_checkpoint_by_itself(tmp_path):
+def test_torch_can_read_a_checkpoint_without_alfx(tmp_path):
     path = saved(tmp_path, 4).path(4)
     assert torch.load(path, weights_only=True)['modules']['counter'] == {'value': 4}
 

@@ -25,7 +25,7 @@ def test_the_key_is_created_once_and_for_the_user_only():
     (lambda name: os.remove(name) or os.mkdir(name), 'cannot be created or read'),
     (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be created or read'),
 ])
-def test_an_invalid_or_shared_key_is_refused(spoil, message):
+def test_an_invalid_or_shared_key_is_rejected(spoil, message):
     user_key()
     spoil(path())
     with pytest.raises(NoKeyError, match=f'{path()}.*{message}'):

@@ -219,7 +219,7 @@ def test_a_hybrid_update_follows_the_sum_of_both_losses(name, dataset, monkeypat
         torch.testing.assert_close(found[parameter], gradient, atol=1e-6, rtol=1e-5)
 
 
-def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
+def test_equivalent_hooks_make_the_same_update(dataset, monkeypatch):
     class HookedBc(offline_agents.BcAlgorithm):
         own_capabilities = offline_agents.BcAlgorithm.own_capabilities
 

@@ -40,12 +40,12 @@ def test_weights_multiply_importance_weights_and_scalar_losses_are_added():
     assert reduce_loss(loss, None, 0.5, torch.tensor([2., 1.])).item() == 6.75
 
 
-def test_a_loss_of_the_wrong_shape_is_refused_with_both_shapes():
+def test_a_loss_of_the_wrong_shape_is_rejected_with_both_shapes():
     with pytest.raises(ValueError, match=r'\[T, B\] = \[2, 2\], found \[2, 2, 3\]'):
         reduce_loss(LossInfo(loss=torch.zeros(2, 2, 3)), torch.ones(2, 2))
 
 
-def test_no_loss_at_all_is_refused():
+def test_no_loss_at_all_is_rejected():
     with pytest.raises(ValueError, match='found neither'):
         reduce_loss(LossInfo())
 
@@ -89,7 +89,7 @@ def test_an_update_is_one_step_of_gradient_descent():
     assert [name for name, _ in params] == ['weight']
 
 
-def test_a_non_finite_loss_is_named_and_leaves_the_parameters_alone():
+def test_a_non_finite_loss_is_reported_and_changes_no_parameters():
     alg = Linear(optimizer=Adam(lr=0.1))
     alg.finalize()
     with pytest.raises(NonFiniteLossError, match='linear is NaN or infinite.*weighted'):
@@ -153,7 +153,7 @@ def test_ignored_attributes_need_no_owner():
     WithTarget(Linear(), Linear(), optimizer=SGD(lr=0.1)).finalize()
 
 
-def test_an_algorithm_hidden_in_a_plain_module_is_refused():
+def test_an_algorithm_hidden_in_a_plain_module_is_rejected():
     class Hider(Algorithm):
         def __init__(self):
             super().__init__(optimizer=SGD(lr=0.1))
@@ -162,7 +162,7 @@ def test_an_algorithm_hidden_in_a_plain_module_is_refused():
         Hider().finalize()
 
 
-def test_a_checkpoint_without_an_optimizer_is_refused():
+def test_a_checkpoint_without_an_optimizer_is_rejected():
     alg, other = Linear(optimizer=Adam(lr=0.1)), Linear()
     alg.finalize()
     with pytest.raises((ValueError, RuntimeError), match='optimizer'):
@@ -181,7 +181,7 @@ def test_optimizer_state_survives_a_round_trip():
     assert torch.equal(alg.weight, copy.weight)
 
 
-def test_an_algorithm_of_the_other_kind_is_refused():
+def test_an_algorithm_of_the_other_kind_is_rejected():
     alg = Linear(is_on_policy=True)
     with pytest.raises(ValueError, match='on-policy algorithm and cannot be trained off-policy'):
         alg.set_on_policy(False)

@@ -52,7 +52,7 @@ def test_default_sequences_have_unroll_length_and_environment_count(monkeypatch)
     assert minibatch_shapes(agent, monkeypatch, mini_batch_length=2, num_updates_per_train_iter=1) == [(2, 4)] * 3
 
 
-def test_an_iteration_without_an_unroll_trains_nothing():
+def test_an_iteration_without_an_unroll_does_not_train():
     agent, _ = make_agent('ppo', 'discrete', unroll_length=0.5)
     assert [agent.train_iter() for _ in range(4)] == [0, 8, 0, 8]
 
@@ -106,7 +106,7 @@ def test_oldest_steps_that_fill_no_sequence_are_left_out(monkeypatch):
     assert shapes == [(4, 4)]
 
 
-def test_sequences_that_do_not_divide_the_unroll_are_refused_early():
+def test_sequences_that_do_not_divide_the_unroll_are_rejected_early():
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.mini_batch_length = 4
     with pytest.raises(ConfError, match='mini_batch_length.*= 4 does not divide TrainerConfig.unroll_length = 6'):
@@ -135,7 +135,7 @@ def test_overlapping_sequences_of_a_whole_buffer_may_have_one_step():
 
 
 @pytest.mark.parametrize('every_mini_batch', [False, True])
-def test_only_updates_with_a_counter_of_their_own_write_summaries(every_mini_batch, monkeypatch):
+def test_only_updates_with_their_own_counter_write_summaries(every_mini_batch, monkeypatch):
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.update_counter_every_mini_batch = every_mini_batch
     counters = []
@@ -155,7 +155,7 @@ def test_an_on_policy_iteration_counts_as_its_one_update():
     assert context.get_global_counter() == 2
 
 
-def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
+def test_importance_weights_can_be_divided_by_the_largest(monkeypatch):
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.whole_replay_buffer_training, agent._config.normalize_importance_weights_by_max = False, True
     agent._config.mini_batch_length, agent._config.priority_replay_beta = 2, 1.0

@@ -78,7 +78,7 @@ def test_gradients_match_float32_within_bfloat16_precision(name, amp, monkeypatc
 
 
 @pytest.mark.parametrize('name', MAKERS)
-def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, never_replayed):
+def test_only_networks_compute_in_16_bits_and_no_results_are_stored_so(name, amp, never_replayed):
     amp(True)
     agent = MAKERS[name]()
     types = watched_products(agent)
@@ -125,7 +125,7 @@ def network():
 
 class TestNetworks:
 
-    def test_a_call_returns_float32_whatever_it_computed_in(self):
+    def test_a_call_returns_float32_for_any_compute_dtype(self):
         net = network()
         types = watched_products(net)
         MixedPrecision(net, CPU)

@@ -48,7 +48,7 @@ def test_eps_is_added_before_the_power():
     assert buffer.updated[:2] == (info.env_ids, info.positions)
 
 
-def test_a_loss_without_priority_is_refused_with_the_remedy():
+def test_a_loss_without_priority_is_rejected_with_the_remedy():
     with pytest.raises(ValueError, match='calculate_priority'):
         update_priorities(_config(), _Buffer(), BatchInfo(), LossInfo())
 

@@ -87,7 +87,7 @@ def test_an_exchange_that_ends_just_after_the_poll_has_succeeded(monkeypatch):
         ranks._exchange(lambda: Work(RuntimeError('Connection closed by peer')))
 
 
-def test_gradients_are_averaged_whatever_their_shape_and_type():
+def test_gradients_of_any_shape_and_dtype_are_averaged():
     def work(ranks):
         params = parameters()
         for i, p in enumerate(params):
@@ -172,7 +172,7 @@ def test_a_loss_that_is_not_finite_in_one_rank_stops_all_before_the_update():
     assert isinstance(first, NonFiniteLossError) and 'rank 1' in str(first) and second is None
 
 
-def test_one_process_alone_averages_nothing():
+def test_a_single_process_averages_nothing():
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.ones(2)
     average_gradients(Adam([parameter], lr=1.0))
@@ -223,13 +223,13 @@ def test_an_uneven_division_names_the_field_and_the_number_of_ranks():
 
 @pytest.mark.parametrize('setting, name', [(dict(async_unroll=True), 'async_unroll'),
                                            (dict(num_ray_workers=2), 'num_ray_workers')])
-def test_features_unsupported_by_several_processes_are_refused_by_name(setting, name):
+def test_features_unsupported_by_several_processes_are_rejected_by_name(setting, name):
     default = dict(async_unroll=False, num_ray_workers=0, ml_type='rl', offline_buffer_dir=None)
     with pytest.raises(ConfError, match=f'TrainerConfig.{name} = .* distributed training'):
         check_config(SimpleNamespace(**default | setting))
 
 
-def test_data_that_ranks_cannot_divide_is_refused_by_algorithm_name():
+def test_data_that_ranks_cannot_divide_is_rejected_by_algorithm_name():
     undivided, divided = SimpleNamespace(), SimpleNamespace(divides_batches=True)
     with pytest.raises(ConfError, match='algorithm_ctor = SimpleNamespace, which does not divide its batches'):
         check_data(SimpleNamespace(ml_type='sl'), undivided)
@@ -245,7 +245,7 @@ def test_rows_are_divided_among_all_and_none_is_left_out():
 
 
 @pytest.mark.parametrize('layer', [nn.BatchNorm1d(3), BatchNorm(3)], ids=['torch', 'alfx'])
-def test_batch_norm_is_refused_by_the_name_of_the_layer(layer):
+def test_batch_norm_is_rejected_by_the_name_of_the_layer(layer):
     with pytest.raises(ConfError, match='found norm'):
         check_layers(nn.ModuleDict({'norm': layer}))
 

@@ -41,7 +41,7 @@ def test_tensors_of_all_types_share_one_block_without_touching_each_other():
     assert int(shared.tensors[1]) == 9
 
 
-def test_data_larger_than_shared_memory_is_refused(monkeypatch):
+def test_data_larger_than_shared_memory_is_rejected(monkeypatch):
     usage = namedtuple('usage', 'total used free')
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage(0, 0, 2**20))
     with pytest.raises(ConfError, match='a queue of 9999999 steps(.|\n)*MiB'):

@@ -136,14 +136,14 @@ class TestTimeStepWrappers:
         with pytest.raises(EnvironmentLoadError, match=r'expected rewards of shape \(K,\)'):
             ScalarRewardWrapper(count_env(1))
 
-    def test_the_base_wrapper_changes_nothing(self):
+    def test_the_base_wrapper_has_no_effect(self):
         env = AlfEnvironmentBaseWrapper(count_env(2, 3))
         assert env.wrapped_env().batch_size == env.batch_size == 2
         assert env.time_step_spec() == env.wrapped_env().time_step_spec()
         record(env, 9)
         assert_state_goes_on(lambda: AlfEnvironmentBaseWrapper(count_env(2, 3)))
 
-    def test_a_state_of_other_wrappers_is_refused(self):
+    def test_a_state_of_other_wrappers_is_rejected(self):
         state = TimeLimit(count_env(2), 3).get_state()
         with pytest.raises(ValueError, match='expected a NonEpisodicAgent, found a TimeLimit'):
             NonEpisodicAgent(count_env(2)).set_state(state)
@@ -246,7 +246,7 @@ class TestLives:
         assert [x for x, _ in discounts] == [1, 0, 1, 0, 1, 1, 1, 0, 1]
         assert [x for _, x in discounts] == [1, 0, 1, 0, 1, 0, 1, 0, 1]
 
-    def test_an_environment_without_a_life_counter_is_refused(self):
+    def test_an_environment_without_a_life_counter_is_rejected(self):
         with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):
             AtariTerminalOnLifeLossWrapper(count_env(1))
 
@@ -346,7 +346,7 @@ class TestCheckedEnvironment:
         with pytest.raises(SpecError, match=message):
             env.step(torch.zeros(2, dtype=torch.int64))
 
-    def test_a_step_that_writes_to_the_one_before_is_found(self):
+    def test_a_step_that_overwrites_the_previous_one_is_detected(self):
         class Writing(AlfEnvironmentBaseWrapper):
 
             def _step(self, action):
@@ -358,7 +358,7 @@ class TestCheckedEnvironment:
         with pytest.raises(SpecError, match='observation: expected a step that does not write to tensors'):
             env.step(torch.zeros(2, dtype=torch.int64))
 
-    def test_an_action_out_of_bounds_is_refused(self):
+    def test_an_action_out_of_bounds_is_rejected(self):
         env = CheckedEnvironment(PolicyUnittestEnv(2, 5))
         env.reset()
         with pytest.raises(SpecError, match='action: expected values within'):

@@ -72,7 +72,7 @@ def test_moving_to_an_occupied_square_loses():
     assert lost.reward.tolist() == [-1] and lost.is_last().all()
 
 
-def test_actions_that_do_not_exist_are_refused():
+def test_actions_that_do_not_exist_are_rejected():
     env = BoardGame(RULES, 2)
     env.reset()
     with pytest.raises(SpecError, match=r'0 .. 8, found \[0, 9\]'):
@@ -153,7 +153,7 @@ def test_perfect_play_of_tic_tac_toe_is_a_draw():
 
 
 @pytest.mark.parametrize('arguments', [dict(rows=2, columns=2, in_a_row=3), dict(rows=0), dict(in_a_row=0)])
-def test_boards_without_a_line_are_refused(arguments):
+def test_boards_without_a_line_are_rejected(arguments):
     with pytest.raises(ValueError, match='in_a_row'):
         Rules(**arguments)
 

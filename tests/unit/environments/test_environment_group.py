@@ -93,7 +93,7 @@ BYTES = spaces.Box(0, 255, (2, ), np.uint8)
     (spaces.MultiBinary(2), np.array([0, np.nan]), 'nan'),
     (spaces.Dict(a=FLOATS, b=spaces.Discrete(2)), {'a': np.zeros(2, np.float32), 'b': -1}, '-1, which'),
 ])
-def test_values_outside_an_integer_space_are_refused(space, observation, found):
+def test_values_outside_an_integer_space_are_rejected(space, observation, found):
     env = SerialVectorEnv([lambda: Returning(space, observations=[observation])] * 2)
     env.reset()
     with pytest.raises(EnvironmentStepError, match=rf'environment 0 .*step\(\): observation.* contains .*{found}'):
@@ -129,7 +129,7 @@ def test_later_observations_are_compared_with_the_space_as_well():
             env.step(np.zeros(1, int))
 
 
-def test_a_batch_outside_an_integer_space_is_refused():
+def test_a_batch_outside_an_integer_space_is_rejected():
     class Pool(VectorEnv):
         num_envs, metadata = 3, {'autoreset_mode': AutoresetMode.NEXT_STEP}
         single_observation_space, single_action_space = BYTES, spaces.Discrete(2)
@@ -223,7 +223,7 @@ def test_the_reward_of_goals_is_that_of_the_outermost_wrapper(make):
         assert env.goal_reward_fn() is None
 
 
-def test_an_info_that_is_no_dict_is_refused():
+def test_an_info_that_is_no_dict_is_rejected():
     class Listing(Returning):
         def step(self, action):
             return *super().step(action)[:4], ['info']

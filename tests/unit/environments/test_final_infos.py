@@ -102,7 +102,7 @@ class Measuring(gymnasium.Env):
     (({0: 1.5}, {'vector': np.ones(2), 'list': [1], 'none': None}), ({}, {})),
 ])
 @pytest.mark.parametrize('kind', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])
-def test_final_infos_have_the_values_that_the_environments_gave(kind, infos, expected):
+def test_final_infos_have_the_values_of_the_environments(kind, infos, expected):
     with GymVectorEnvironment(kind([lambda info=info: Measuring(info) for info in infos])) as env:
         env.reset()
         env.step(torch.zeros(2, dtype=torch.int64))

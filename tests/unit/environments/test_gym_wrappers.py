@@ -82,7 +82,7 @@ class TestFields:
         assert observation['camera']['front'].shape == (6, 4, 1) and observation['rest'][0].shape == (6, 4, 1)
         assert observation['rest'][1] == 1
 
-    def test_a_field_that_is_no_image_is_refused_with_the_remedy(self):
+    def test_a_field_that_is_no_image_is_rejected_with_the_remedy(self):
         with pytest.raises(EnvironmentLoadError, match=r'FrameGrayScale: expected a Box of 3 dimensions, found Dict.*'
                                                        r'FrameGrayScale.fields = \[...\]'):
             FrameGrayScale(ImageEnv(nested=True))
@@ -186,7 +186,7 @@ class TestImages:
         corners = [tuple(np.argwhere(image[..., 0] == 200)[0]) for image in shown]
         assert corners == [(0, 0), (5, 0), (0, 3), (5, 3)]
 
-    def test_chosen_elements_are_kept(self):
+    def test_chosen_elements_are_selected(self):
         env = ObservationSubset(gymnasium.make('CartPole-v1'), indices=(0, 2))
         full = env.env.reset(seed=4)[0]
         np.testing.assert_array_equal(env.reset(seed=4)[0], full[[0, 2]])
@@ -228,7 +228,7 @@ class TestSteps:
         assert observation.shape == (10, 10, 1) and observation[5, 5, 0] == count + 4
 
     @pytest.mark.parametrize('sticky, frames', [(0.0, 1), (0.25, 7), (0.5, 14), (1.0, 1)])
-    def test_fire_is_held_until_a_sticky_game_has_surely_seen_it(self, sticky, frames):
+    def test_fire_is_pressed_until_a_sticky_game_must_have_seen_it(self, sticky, frames):
         """0.25 ** 7 = 6e-5 and 0.5 ** 14 = 6e-5 are below 1e-4, 0.25 ** 6 and 0.5 ** 13 are not."""
         pytest.importorskip('cv2')
 
@@ -256,7 +256,7 @@ class TestSteps:
             emulator.act(0)
             assert (emulator.getScreenGrayscale() != before).any()
 
-    def test_deepmind_refuses_environments_that_repeat_actions_themselves(self):
+    def test_deepmind_rejects_environments_that_repeat_actions_themselves(self):
         game = ImageEnv((10, 10))
         game._frameskip = 4
         with pytest.raises(EnvironmentLoadError, match='use suite_atari.load'):
@@ -327,14 +327,14 @@ class TestActionMaskFromInfo:
 
     @pytest.mark.parametrize('info', [{}, {'action_mask': np.ones(3)}, {'action_mask': None},
                                       {'action_mask': ['a'] * 4}])
-    def test_an_info_without_a_mask_of_all_actions_is_refused(self, info):
+    def test_an_info_without_a_mask_of_all_actions_is_rejected(self, info):
         with pytest.raises(ValueError, match=r"expected info\['action_mask'\] of shape \(4,\), found"):
             self.masking([info]).reset()
         with pytest.raises(EnvironmentLoadError, match='expected a Discrete action'):
             ActionMaskFromInfo(ImageEnv(action_space=spaces.MultiBinary(2)))
 
 
-def test_wrong_arguments_are_refused_by_name():
+def test_wrong_arguments_are_rejected_by_name():
     with pytest.raises(EnvironmentLoadError, match=r'FrameSkip\.skip'):
         FrameSkip(ImageEnv(), 0)
     with pytest.raises(EnvironmentLoadError, match=r'FrameStack\.stack_size'):

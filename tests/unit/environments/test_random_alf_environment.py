@@ -28,7 +28,7 @@ def test_time_steps_fit_their_specs_and_episodes_end_at_random():
 
 
 @pytest.mark.parametrize('least, most, lengths', [(2, 4, {3, 4}), (0, 1, {1}), (3, None, None)])
-def test_episodes_are_as_long_as_asked(least, most, lengths):
+def test_episodes_have_the_requested_length(least, most, lengths):
     kinds = record(make(episode_end_probability=0.5, min_duration=least, max_duration=most), 200).step_type[:, 0]
     firsts = (kinds == StepType.FIRST).nonzero().flatten()
     found = set((firsts.diff() - 1).tolist())
@@ -44,14 +44,14 @@ def test_rewards_are_those_of_the_function_except_at_first():
     assert torch.equal(steps.reward[moved], steps.observation['kind'][moved].float()) and not steps.reward[~moved].any()
 
 
-def test_an_action_outside_of_its_spec_is_refused():
+def test_an_action_outside_of_its_spec_is_rejected():
     env = make()
     env.reset()
     with pytest.raises(SpecError, match='action.a: expected values within'):
         env.step({**zeros(env), 'a': torch.tensor([4])})
 
 
-def test_a_seed_repeats_the_episodes_and_a_saved_state_goes_on():
+def test_a_seed_repeats_the_episodes_and_a_saved_state_continues_them():
     first, second = (record(make(batch_size=2), 20) for _ in range(2))
     assert torch.equal(first.observation['image'], second.observation['image'])
     assert not torch.equal(first.observation['image'], record(make(batch_size=2, seed=1), 20).observation['image'])

@@ -44,7 +44,7 @@ def test_images_of_any_kind_become_frames(image, expected):
     (None, 'render.. returned None, expected an image'), ([], r'returned float64 \[0\]'), ('text', "'text'"),
     (3, r'int64 \[\]'),
     (np.zeros((5, 5, 7)), r'float64 \[5, 5, 7\]'), (np.zeros((0, 5, 3)), r'\[0, 5, 3\]')])
-def test_anything_else_is_no_image(image, found):
+def test_other_tensors_are_not_images(image, found):
     with pytest.raises(UnsupportedOperationError, match=found):
         as_frame(image)
 
@@ -139,7 +139,7 @@ class Failing(ChainEnv):
 
 
 @pytest.mark.parametrize('make', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])
-def test_an_environment_goes_on_after_its_render_raised(make):
+def test_an_environment_continues_after_an_error_in_render(make):
     with GymVectorEnvironment(make([lambda: Failing(3, render_mode='rgb_array')])) as env:
         env.reset()
         with pytest.raises(UnsupportedOperationError, match="Failing cannot be rendered .*'rgb_array': OSError: the "

@@ -172,7 +172,7 @@ def test_paths_in_the_temporary_folder_are_found_wherever_they_are(tmp_path):
     assert not saved_state.temporary_folders(Plain(a='/elsewhere/one', b=folder))
 
 
-def test_states_of_earlier_formats_are_refused():
+def test_states_of_earlier_formats_are_rejected():
     with pytest.raises(ValueError, match='another version of alfx'):
         saved_state.restore(ChainEnv(), b'x\x9c')
 

@@ -47,7 +47,7 @@ def test_each_kind_of_space_has_its_spec(space, spec):
     assert tensor_spec_from_gym_space(space) == spec
 
 
-def test_bounds_stay_arrays_and_floats_keep_their_size_if_asked():
+def test_bounds_stay_arrays_and_floats_can_keep_their_size():
     spec = tensor_spec_from_gym_space(spaces.Box(-1, 1, (2, ), np.float64), simplify_box_bounds=False,
                                       float_dtype=np.float64)
     assert spec.dtype == torch.float64 and spec.minimum.shape == (2, )
@@ -62,7 +62,7 @@ def test_bounds_stay_arrays_and_floats_keep_their_size_if_asked():
     (spaces.OneOf([spaces.Discrete(2)]), 'observation: OneOf', 'Dict of Discrete'),
     (spaces.Box(0, 2**64 - 1, (1, ), np.uint64), 'observation: the bounds', 'smaller'),
 ])
-def test_other_spaces_are_refused_with_their_place_and_a_remedy(space, location, remedy):
+def test_other_spaces_are_rejected_with_their_place_and_a_remedy(space, location, remedy):
     with pytest.raises(UnsupportedSpaceError, match=location) as error:
         tensor_spec_from_gym_space(space, where='observation')
     assert remedy in str(error.value)
@@ -80,7 +80,7 @@ class TestActions:
         assert action_spec_from_gym_space(space, normalize=True) == (
             BoundedTensorSpec((2, ), torch.float32, -1, 1), TensorSpec((1, )), BoundedTensorSpec((), torch.int64, 0, 1))
 
-    def test_partly_bounded_actions_are_refused_with_the_wrapper_that_helps(self):
+    def test_partly_bounded_actions_are_rejected_with_the_wrapper_that_helps(self):
         space = spaces.Dict({'force': spaces.Box(np.array([-INF, 0.]), np.array([INF, 1.]), dtype=np.float64)})
         with pytest.raises(UnsupportedSpaceError, match=r"action\['force'\].*all finite or all infinite"
                                                         '[^;]*; bound it with gym_wrappers.ContinuousActionClip'):
@@ -141,7 +141,7 @@ class TestActions:
 
     @pytest.mark.parametrize('action', [torch.zeros(3), torch.zeros(2, 2), (torch.zeros(2, 1), ),
                                         {'a': torch.zeros(2, 1)}])
-    def test_wrong_shapes_and_structures_are_refused_with_both(self, action):
+    def test_wrong_shapes_and_structures_are_rejected_with_both(self, action):
         with pytest.raises(SpecError, match=r'action: expected tensors of shapes \(2, 1\).*found'):
             ActionCodec(spaces.Box(-1, 1, (1, )), 2).encode(action)
 
@@ -162,7 +162,7 @@ class TestObservations:
         assert decoded.dtype == torch.float32
         assert decoded.tolist() == [[3, 1], [7, 5]]
 
-    def test_tensors_of_environments_made_of_torch_are_taken(self):
+    def test_tensors_of_torch_environments_are_accepted(self):
         codec = ObservationCodec(spaces.Box(-INF, INF, (2, ), np.float32))
         tensor = torch.ones(3, 2)
         decoded = codec.decode(tensor, owned=False)

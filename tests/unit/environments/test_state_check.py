@@ -130,7 +130,7 @@ def test_an_environment_in_a_worker_is_recorded():
     env.close()
 
 
-def test_a_natively_batched_environment_is_recorded_as_a_whole():
+def test_a_natively_batched_environment_is_recorded_with_all_rows():
     recording = recorded(GymVectorEnvironment(Batch(3))).latest()
     assert len(recording.steps[0][1].reward) == 3
     assert replay(GymVectorEnvironment(Batch(3)), recording) == ''

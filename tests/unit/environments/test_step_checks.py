@@ -59,7 +59,7 @@ def test_non_finite_values_name_the_environment(sent, row, message):
         step_twice(**sent)
 
 
-def test_a_reset_is_looked_at_as_well():
+def test_resets_are_checked_as_well():
     with pytest.raises(EnvironmentStepError, match=r"environment 2 of 'Pool' failed in reset\(\): its observation"):
         step_twice(speed_at_reset=NAN)
 
@@ -81,6 +81,6 @@ def test_numbers_and_flags_keep_their_values():
     ({'speed': np.zeros((1, 2), np.float32)}, r'their observation\.speed has shape \(1, 2\), expected \(3, 2\)'),
     ({'speed': np.zeros((3, 1), np.float32)}, r'their observation\.speed has shape \(3, 1\), expected \(3, 2\)'),
 ])
-def test_nothing_is_stretched_over_a_batch(sent, message):
+def test_values_are_not_broadcast_over_a_batch(sent, message):
     with pytest.raises(EnvironmentStepError, match=rf"an environment of 'Pool' failed in step\(\): {message}"):
         step_twice(**sent)

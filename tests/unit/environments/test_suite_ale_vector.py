@@ -58,7 +58,7 @@ def test_actions_stick_as_the_id_is_registered_which_is_logged(monkeypatch, capl
 
 
 @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
-def test_the_sequence_is_the_same_whatever_the_autoreset_mode(mode):
+def test_the_sequence_is_the_same_for_all_autoreset_modes(mode):
     from ale_py.vector_env import AtariVectorEnv
     env = suite_gym.wrap_env(AtariVectorEnv('breakout', 2, autoreset_mode=mode, img_height=20, img_width=20,
                                             stack_num=1, noop_max=0), env_info_keys=('lives', ))
@@ -134,7 +134,7 @@ def test_environments_have_their_own_streams_and_seeds_reproduce_them():
     (dict(env_info_keys=('score', )), r"expected some of .*, found 'score'"),
     (dict(batch_size=0), 'batch_size: expected at least 1'),
 ])
-def test_unsupported_options_are_refused_by_name(arguments, message):
+def test_unsupported_options_are_rejected_by_name(arguments, message):
     with pytest.raises(EnvironmentLoadError, match=message):
         suite_ale_vector.load(**{'environment_name': 'Pong', **arguments})
 
@@ -146,7 +146,7 @@ OUT_OF_RANGE = {'max_episode_steps': 0, 'frame_skip': 0, 'noop_max': -4, 'screen
 @pytest.mark.parametrize('suite, argument, value', [
     (suite_ale_vector, 'num_threads', -1),
     *((suite, *item) for suite in (suite_ale_vector, suite_atari) for item in OUT_OF_RANGE.items())])
-def test_numbers_out_of_range_are_refused_by_name(suite, argument, value):
+def test_numbers_out_of_range_are_rejected_by_name(suite, argument, value):
     with pytest.raises(ConfError, match=f'load.{argument} must be'):
         suite.load('Pong', **{argument: value})
 

@@ -164,11 +164,11 @@ class TestWhatItLacks:
         (dict(batch_size=0), 'batch_size of at least 1'),
         (dict(env_args={'max_num_players': 2}), '2 players'),
     ])
-    def test_is_refused_by_name(self, arguments, message):
+    def test_is_rejected_by_name(self, arguments, message):
         with pytest.raises(EnvironmentLoadError, match=message):
             suite_envpool.load(**{'environment_name': 'CartPole-v1', **arguments})
 
-    def test_a_negative_time_limit_is_refused(self):
+    def test_a_negative_time_limit_is_rejected(self):
         with pytest.raises(ConfError, match=r'max_episode_steps must be an int >= 0 or None, found int -1'):
             suite_envpool.load('CartPole-v1', max_episode_steps=-1)
 
@@ -191,7 +191,7 @@ class TestWhatItLacks:
             assert env.observation_spec()['image'].shape == tuple(shapes[-1].shape[1:])
         assert torch.equal(shapes[0], shapes[1].movedim(-1, 1))
 
-    def test_after_it_is_closed_no_thread_is_left(self, cart_poles):
+    def test_no_thread_remains_after_close(self, cart_poles):
         cart_poles.reset()
         pool = cart_poles.gym
         cart_poles.close()

@@ -82,7 +82,7 @@ class TestCorridor:
         for wrong in {0, 1, 2} - {right[2]}:
             assert [cell_after(wrong), cell_after(right[1])] == [1, 2]
 
-    def test_no_policy_that_ignores_the_cell_gets_far(self):
+    def test_policies_that_ignore_the_cell_get_low_returns(self):
         env = CorridorEnv()
         counts = np.bincount(env.actions_on, minlength=3)
         assert counts.max() < 0.5 * counts.sum()
@@ -109,7 +109,7 @@ class TestCorridor:
         assert env.reset(seed=0)[0].tolist() == first.tolist()
 
     @pytest.mark.parametrize('arguments', [{'length': 1}, {'num_actions': 1}, {'length': 10, 'num_steps': 8}])
-    def test_a_number_that_is_too_small_is_refused_by_name(self, arguments):
+    def test_a_number_that_is_too_small_is_rejected_by_name(self, arguments):
         with pytest.raises(ValueError, match=f'CorridorEnv.{list(arguments)[-1]}: expected at least'):
             CorridorEnv(**arguments)
 
@@ -138,7 +138,7 @@ class TestNoisyCorridor:
         success, steps = np.mean(episodes, axis=0)
         assert random_policy(env) == (pytest.approx(success), pytest.approx(steps))
 
-    def test_an_empty_screen_is_refused_by_name(self):
+    def test_an_empty_screen_is_rejected_by_name(self):
         with pytest.raises(ValueError, match='NoisyCorridorEnv.noise_size: expected at least 1, found 0'):
             NoisyCorridorEnv(noise_size=0)
 
@@ -196,7 +196,7 @@ class TestLoad:
         steps = [env.step(torch.tensor([(on[0] + 1) % 3])) for _ in range(4)]
         assert bool(steps[-1].is_last()) and float(steps[-1].discount) == 1.0 and float(steps[-1].reward) == 0.0
 
-    def test_an_unknown_name_and_an_empty_batch_are_refused(self):
+    def test_an_unknown_name_and_an_empty_batch_are_rejected(self):
         with pytest.raises(EnvironmentLoadError, match="no exploration task is called 'Corrido'; did you mean 'Corr"):
             suite_exploration.load('Corrido')
         with pytest.raises(EnvironmentLoadError, match='batch_size: expected at least 1, found 0'):

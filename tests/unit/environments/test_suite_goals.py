@@ -96,7 +96,7 @@ def test_the_number_of_steps_can_be_set(steps, last):
 
 class TestSuccessAtEnd:
 
-    def test_an_environment_without_a_success_flag_is_refused(self):
+    def test_an_environment_without_a_success_flag_is_rejected(self):
         env = SuccessAtEnd(gymnasium.make('CartPole-v1'))
         env.reset(seed=0)
         with pytest.raises(EnvironmentLoadError, match="expected one of .'is_success', 'success'., found .*suite_gym"):

@@ -97,7 +97,7 @@ def test_it_is_loaded_as_a_batch_and_truncated_after_its_steps():
     assert step.is_last().all() and (step.discount == 0).all()
 
 
-def test_wrong_names_and_numbers_are_refused():
+def test_wrong_names_and_numbers_are_rejected():
     with pytest.raises(EnvironmentLoadError, match='TMaze'):
         suite_memory.load('TMase')
     with pytest.raises(ValueError, match='length: expected at least 1'):

@@ -9,7 +9,7 @@ from alfx.environments.suite_simple import StochasticWithRiskyBranch
 
 
 @pytest.mark.parametrize('action, expected, most_likely', [(0, 0.5, 0.5), (1, 0.1, 1.0)])
-def test_the_risky_branch_is_worth_less_but_mostly_looks_better(action, expected, most_likely):
+def test_the_risky_branch_is_worth_less_but_usually_seems_better(action, expected, most_likely):
     env, returns = StochasticWithRiskyBranch(), []
     for seed in range(3000):
         env.reset(seed=seed)
@@ -35,6 +35,6 @@ def test_it_is_loaded_in_batches_with_frames_skipped_and_stacked():
     assert step.is_last().all() and step.reward == 0.5 and step.discount == 0
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one():
+def test_an_unknown_name_is_rejected_with_the_nearest_one():
     with pytest.raises(EnvironmentLoadError, match="did you mean 'StochasticWithRiskyBranch'"):
         suite_simple.load('StochasticWithRiskyBranches')

@@ -68,7 +68,7 @@ class TestDrawing:
         (dict(num_sprites=(0, 2)), 'num_sprites'), (dict(shapes=('heart', )), 'shapes'), (dict(shapes=()), 'shapes'),
         (dict(diameter=(0.2, 1.2)), 'diameter'), (dict(background=(0.5, 0.2)), 'background'),
         (dict(hue_jitter=2.0), 'hue_jitter')])
-    def test_arguments_out_of_range_are_refused_by_name(self, arguments, name):
+    def test_arguments_out_of_range_are_rejected_by_name(self, arguments, name):
         with pytest.raises(ValueError, match=f'{name}: expected'):
             SpritesEnv(**arguments)
 
@@ -90,7 +90,7 @@ class TestEnvironment:
         assert all(bool((step.discount == 1).all()) and bool((step.reward == 0).all()) for step in steps)
         assert bool(steps[-1].is_first().all())
 
-    def test_actions_change_nothing(self):
+    def test_actions_have_no_effect(self):
         def images(action):
             env = load()
             env.seed(5)
@@ -117,6 +117,6 @@ class TestEnvironment:
     def test_its_time_steps_keep_the_rules_of_environments(self):
         run(load(with_mask=True, num_steps=3), 10)
 
-    def test_unknown_names_are_refused_with_the_nearest(self):
+    def test_unknown_names_are_rejected_with_the_nearest(self):
         with pytest.raises(EnvironmentLoadError, match="did you mean 'Sprites'"):
             suite_sprites.load('Sprite')

@@ -48,7 +48,7 @@ def test_with_the_optimal_weights_no_throttle_is_better():
         assert best == pytest.approx(0.30382 * slope, abs=1e-3)
 
 
-def test_other_policies_that_take_as_much_fuel_make_less_progress():
+def test_other_policies_with_the_same_fuel_make_less_progress():
     for policy in (lambda slope: 0.1**0.5, lambda slope: 0.2762 * slope**1.5, lambda slope: float(slope > 1.4)):
         progress, minus_fuel = mean_rewards(policy)
         assert progress < optimal_progress(-minus_fuel)

@@ -76,14 +76,14 @@ def test_a_random_policy_earns_half_and_a_wrong_one_nothing():
     assert not returns(RNNPolicyUnittestEnv(5, 5, 2), lambda t, m: 1 - discrete(signal(m)), 4).any()
 
 
-def test_the_signal_to_be_remembered_is_shown_at_the_first_step_only():
+def test_the_signal_to_remember_is_shown_only_at_the_first_step():
     env = RNNPolicyUnittestEnv(3, 5, 2)
     shown = [signal(env.reset())] + [signal(env.step(torch.zeros(3, dtype=torch.int64))) for _ in range(5)]
     assert shown[0].abs().min() == 1 and shown[5].abs().min() == 1
     assert not torch.stack(shown[1:5]).any()
 
 
-def test_wrong_sizes_are_refused():
+def test_wrong_sizes_are_rejected():
     with pytest.raises(ValueError, match='episode_length >= 2'):
         ValueUnittestEnv(1, 1)
     with pytest.raises(ValueError, match=r'gap \+ 2 = 5'):

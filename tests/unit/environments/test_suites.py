@@ -85,7 +85,7 @@ class TestNames:
             suite_gym.load('no_such_module:Env-v0')
         assert find_spec('gymnasium.envs.classic_control:CartPole-v1').id == 'CartPole-v1'
 
-    def test_an_id_that_no_pattern_names_is_found_once_its_package_is_imported(self, monkeypatch):
+    def test_an_id_without_a_pattern_is_found_once_its_package_is_imported(self, monkeypatch):
         spec = registry['CartPole-v1']
         monkeypatch.setattr(gym_make, '_import_if_there',
                             lambda package: monkeypatch.setitem(registry, 'OddPole-v7', spec))
@@ -114,7 +114,7 @@ class TestNames:
         with pytest.raises(EnvironmentLoadError, match="(gymnasium-robotics|mujoco_py).*; did you mean 'Hopper-v5'"):
             suite_gym.load('Hopper-v2')
 
-    def test_arguments_that_the_constructor_does_not_know_are_refused(self):
+    def test_arguments_that_the_constructor_does_not_know_are_rejected(self):
         with pytest.raises(EnvironmentLoadError, match='CartPole-v1: .*unexpected keyword.*env_args'):
             suite_gym.load('CartPole-v1', env_args={'wind': 3})
         env = suite_gym.load('FrozenLake-v1', env_args={'map_name': '8x8'})
@@ -157,7 +157,7 @@ class TestLoad:
         suite_gym.load('Pendulum-v1', gym_env_wrappers=[wrapper]).close()
         assert (transformer or 'nothing') in caplog.text or (transformer is None and not caplog.text)
 
-    def test_infos_become_env_info_if_asked(self):
+    def test_infos_become_env_info_on_request(self):
         env = suite_gym.load('MountainCar-v0', env_info_keys=['TimeLimit.truncated', 'missing'])
         assert env.env_info_spec() == {'TimeLimit.truncated': TensorSpec(()), 'missing': TensorSpec(())}
         assert run(env).env_info['missing'].tolist() == [0]
@@ -271,7 +271,7 @@ class TestSavedState:
 
         assert saved_state.capture(Outer()) is None
 
-    def test_a_state_of_another_environment_is_refused(self):
+    def test_a_state_of_another_environment_is_rejected(self):
         state = suite_gym.load('CartPole-v1').get_state()
         with pytest.raises(ValueError, match='PendulumEnv'):
             suite_gym.load('Pendulum-v1').set_state(state)
@@ -328,7 +328,7 @@ class TestAtari:
         assert lives[:3] == [4, 3, 2] and 1 in kinds
 
     @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
-    def test_the_games_own_vector_environment_fits(self, mode):
+    def test_the_vector_environment_of_the_game_is_supported(self, mode):
         from ale_py.vector_env import AtariVectorEnv
 
         from alfx.environments.gym_vector_environment import GymVectorEnvironment
@@ -366,7 +366,7 @@ class TestMiniGrid:
         actual = suite_minigrid.MiniGridObservation(env).reset(seed=3)[0]
         np.testing.assert_array_equal(expected, actual)
 
-    def test_the_whole_grid_and_the_direction(self):
+    def test_the_full_grid_and_the_direction(self):
         env = suite_minigrid.load('MiniGrid-Empty-5x5-v0', fully_observable=True, direction=True)
         assert env.observation_spec()['image'].shape == (20, 5, 5)
         assert env.observation_spec()['direction'] == BoundedTensorSpec((), torch.int64, 0, 3)
@@ -376,7 +376,7 @@ class TestMiniGrid:
         with pytest.raises(ValueError, match=r"observation\['mission'\].*suite_minigrid.load drops the mission"):
             suite_gym.load('MiniGrid-Empty-5x5-v0')
 
-    def test_an_unknown_encoding_is_refused(self):
+    def test_an_unknown_encoding_is_rejected(self):
         with pytest.raises(ValueError, match=r"expected one of \('one_hot', 'image', 'indices'\), found 'rgb'"):
             suite_minigrid.load('MiniGrid-Empty-5x5-v0', observation='rgb')
 
@@ -397,7 +397,7 @@ def test_output_of_packages_that_are_not_needed_is_not_shown(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize('name, value', [('observation_space', {'a': 1}), ('action_space', 4), ('action_space', None)])
-def test_a_space_that_is_no_space_of_gymnasium_is_named(name, value):
+def test_a_space_that_is_not_a_gymnasium_space_is_reported(name, value):
     def make():
         env = gymnasium.make('CartPole-v1').unwrapped
         setattr(env, name, value)

@@ -72,14 +72,14 @@ class TestCreateEnvironment:
         assert [step.is_last().tolist() for step in steps].index([True, False]) == 3
         assert steps[4].is_last().tolist() == [False, True]
 
-    def test_a_function_that_makes_its_own_batch_is_called_once(self, caplog):
+    def test_a_function_that_creates_a_batched_environment_is_called_once(self, caplog):
         env = create_environment('3', env_load_fn=load_batch, num_parallel_environments=5)
         assert env.batch_size == 5
         with pytest.raises(EnvironmentLoadError, match='expected an AlfEnvironment of batch size 3'):
             create_environment('3', env_load_fn=lambda name, batch_size: load_batch(name, 1),
                                num_parallel_environments=3)
 
-    def test_a_function_that_makes_an_alf_environment_needs_one_process(self):
+    def test_a_function_that_creates_an_alf_environment_needs_one_process(self):
         def load(name):
             return AlfGymWrapper(ChainEnv(3))
 
@@ -136,7 +136,7 @@ class TestCreateEnvironment:
         ({'nonparallel': True, 'batch_size_per_env': 2}, 'batch_size_per_env=2: with nonparallel=True'),
         ({'env_name': 'CartPol-v1'}, "did you mean 'CartPole-v1'"),
     ])
-    def test_unsupported_features_are_refused_by_name(self, arguments, message):
+    def test_unsupported_features_are_rejected_by_name(self, arguments, message):
         with pytest.raises(EnvironmentLoadError, match=message):
             create_environment(**arguments)
 

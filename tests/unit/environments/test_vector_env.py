@@ -176,11 +176,11 @@ class TestErrors:
         assert caught.value.index == 2 and caught.value.during == 'its constructor'
 
     @BOTH
-    def test_different_spaces_are_refused(self, make):
+    def test_different_spaces_are_rejected(self, make):
         with pytest.raises(EnvironmentLoadError, match='environment 1 of .* has different spaces'):
             make([partial(ChainEnv, 3), partial(ChainEnv, 4)])
 
-    def test_objects_that_are_no_gymnasium_environments_are_refused(self):
+    def test_objects_that_are_no_gymnasium_environments_are_rejected(self):
         with pytest.raises(EnvironmentLoadError, match='returned a dict, expected a gymnasium.Env'):
             SerialVectorEnv([dict])
 
@@ -204,7 +204,7 @@ class TestErrors:
         with pytest.raises(UnsupportedOperationError, match='have been closed'):
             env.step(np.zeros(3, int))
 
-    def test_a_process_that_gives_no_answer_in_time_is_reported(self):
+    def test_an_unresponsive_process_is_reported(self):
         env = ProcessVectorEnv(raising('hang'), timeout=60)
         env.reset(seed=0)
         for worker in env._workers:
@@ -239,7 +239,7 @@ class TestRestarts:
             steps(env, 8)
         env.close()
 
-    def test_a_killed_process_leaves_environments_that_were_to_be_reset_reset(self):
+    def test_resets_requested_before_a_process_is_killed_still_happen(self):
         fns = [partial(RaisingEnv, 'kill', 4, length=4), partial(CountEnv, 3)]
         env = ProcessVectorEnv(fns, envs_per_worker=2, max_restarts=1)
         env.reset(seed=0)
@@ -328,7 +328,7 @@ class TestSeeds:
         assert len(np.unique(unseeded[0])) == played[0].size
 
     @BOTH
-    def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_refused(self, make):
+    def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_rejected(self, make):
         env = make([CountEnv] * 2)
         with pytest.raises(ValueError, match='expected 2 seeds, found 3'):
             env.reset(seed=[1, 2, 3])
@@ -401,7 +401,7 @@ class TestProcesses:
         env.close()
         assert re.match(message, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
 
-    def test_slow_environments_are_not_taken_for_hanging(self, monkeypatch, caplog):
+    def test_slow_environments_are_not_reported_as_hanging(self, monkeypatch, caplog):
         monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 1.6)
         env = SerialVectorEnv([Slow] * 8)
         env.reset(seed=0)
@@ -424,7 +424,7 @@ class TestProcesses:
         env.close()
         assert not any(_runs(pid) for pid in pids)
 
-    def test_observations_that_do_not_fit_into_shared_memory_are_refused(self, monkeypatch):
+    def test_observations_that_do_not_fit_into_shared_memory_are_rejected(self, monkeypatch):
         usage = namedtuple('usage', 'total used free')
         monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage(0, 0, 8))
         with pytest.raises(ConfError, match='the exchange with 2 environments needs(.|\n)*MiB left'):
@@ -492,7 +492,7 @@ def _runs(pid):
 class TestInfos:
 
     @BOTH
-    def test_only_the_wanted_infos_are_kept(self, make):
+    def test_only_the_requested_infos_are_stored(self, make):
         env = make([CountEnv] * 2)
         assert 'step' in env.reset(seed=0)[1]
         env.info_keys = ('nothing', )

@@ -77,7 +77,7 @@ def test_the_step_type_is_read_from_the_time_step_itself():
         assert paths[buffer._find_leaf(field)] == f'time_step.{field}'
 
 
-def test_fields_missing_in_the_experience_are_refused_by_name():
+def test_fields_missing_in_the_experience_are_rejected_by_name():
     plain = {'observation': TensorSpec(())}
     with pytest.raises(ValueError, match=r"\.keep_episodic_info: expected a field 'step_type'.*observation"):
         ReplayBuffer(plain, 1, 4, keep_episodic_info=True)
@@ -103,7 +103,7 @@ def test_arguments_of_returns_are_logged_if_no_returns_are_recorded(arguments, c
         f'ReplayBuffer.{argument} is not used: record_episodic_return is False' for argument in sorted(arguments)]
 
 
-def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
+def test_arguments_of_returns_that_do_not_fit_are_rejected_by_name():
     for argument, value in (('gamma', 1.5), ('default_return', float('nan')), ('reward_clip', (1.0, -1.0)),
                             ('return_after_truncation', float('inf')), ('keep_episodic_info', False)):
         with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}(: expected| must be)'):

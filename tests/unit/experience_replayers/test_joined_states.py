@@ -50,7 +50,7 @@ def test_two_buffers_and_one_of_all_environments_hold_the_same(prioritized, step
         assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (shares[1], halves[1])))
 
 
-def test_a_priority_that_was_set_counts_more_than_an_initial_one():
+def test_an_updated_priority_outweighs_an_initial_one():
     """New steps of the joined buffer get the largest priority that was set, 0.25, and not the initial 1."""
     halves, joined = [make(1, True), make(1, True)], make(2, True)
     for half in halves:

@@ -58,7 +58,7 @@ def test_equal_priorities_have_weight_one():
     assert set(buffer.get_batch(50, 3)[1].importance_weights.tolist()) == {1.0}
 
 
-def test_stratified_draws_take_each_sequence_as_often_as_it_should_come_up():
+def test_stratified_draws_have_the_expected_frequencies():
     buffer = filled(8)
     set_priorities(buffer, {i: 2.0 if i < 4 else 6.0 for i in range(8)})  # P = 1/16 and 3/16
     for _ in range(20):
@@ -140,7 +140,7 @@ def test_updates_of_overwritten_steps_leave_new_priorities_unchanged():
 
 
 @pytest.mark.parametrize('bad', [-1.0, math.nan, math.inf])
-def test_priorities_that_are_none_are_refused(bad):
+def test_priorities_that_are_none_are_rejected(bad):
     buffer = filled(4)
     with pytest.raises(ValueError, match=r'update_priority: expected finite priorities of at least 0, found \[-?\w'):
         set_priorities(buffer, {0: 1.0, 1: bad})
@@ -213,7 +213,7 @@ def test_state_without_a_number_of_updates_can_be_loaded():
     assert buffer.state_dict()['priorities']['newest'].tolist() == [7.0, 1.0, 0.0]
 
 
-def test_a_period_without_priorities_is_refused():
+def test_a_period_without_priorities_is_rejected():
     with pytest.raises(ValueError, match='ReplayBuffer.new_priority_period: expected 0 without prioritized_sampling'):
         ReplayBuffer(SPEC, 1, 4, new_priority_period=3)
 
@@ -262,7 +262,7 @@ def test_recent_steps_get_their_fraction_without_priorities(lockstep):
             assert abs(counts[env, p] - expected) < 5 * expected**0.5
 
 
-def test_arguments_of_sampling_that_are_out_of_range_are_refused_by_name():
+def test_arguments_of_sampling_that_are_out_of_range_are_rejected_by_name():
     for argument, value in (('recent_data_ratio', 1.5), ('recent_data_ratio', -0.1), ('recent_data_steps', 0),
                             ('initial_priority', 0.0), ('initial_priority', math.inf)):
         with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}(: expected| must be)'):

@@ -266,7 +266,7 @@ def test_batches_and_buffer_do_not_alias_each_other():
     assert_cells(buffer.gather_all()[0], source.T + 50)
 
 
-def test_gradients_are_not_kept():
+def test_gradients_are_not_stored():
     buffer = ReplayBuffer(TensorSpec((2, )), 1, 4)
     x = torch.ones(1, 2, requires_grad=True)
     buffer.add_batch(x * 2)
@@ -297,7 +297,7 @@ def test_distributions_and_recurrent_states_are_stored_by_their_tensors():
     assert torch.equal(buffer.get_field('time_step.reward', torch.tensor(1), torch.tensor(5)), steps[5].sum(-1)[1])
 
 
-def test_a_batch_that_does_not_match_the_spec_is_refused_with_its_path():
+def test_a_batch_that_does_not_match_the_spec_is_rejected_with_its_path():
     buffer = ReplayBuffer({'a': TensorSpec((2, )), 'b': TensorSpec((), torch.int64)}, 2, 4)
     good = {'a': torch.zeros(2, 2), 'b': torch.zeros(2, dtype=torch.int64)}
     with pytest.raises(SpecError, match=r'add_batch.*a: expected float32 \(2,\), found float32 \(3,\)'):
@@ -334,7 +334,7 @@ def test_environments_are_rewound_together_or_not_at_all():
         buffer.drop_all_but(1)
 
 
-def test_a_position_that_was_overwritten_is_refused():
+def test_a_position_that_was_overwritten_is_rejected():
     buffer = ReplayBuffer(TensorSpec(()), 1, 3)
     buffer.add_sequence(torch.arange(5.).reshape(5, 1))
     assert buffer.get_field('', torch.tensor([0]), torch.tensor([[2], [4]])).tolist() == [[2], [4]]
@@ -343,7 +343,7 @@ def test_a_position_that_was_overwritten_is_refused():
             buffer.get_field('', torch.tensor(0), torch.tensor(position))
 
 
-def test_arguments_out_of_range_are_refused_by_name():
+def test_arguments_out_of_range_are_rejected_by_name():
     for argument, value in (('num_environments', 0), ('max_length', 0), ('num_earliest_frames_ignored', -1),
                             ('num_earliest_frames_ignored', 4)):
         with pytest.raises(ValueError, match=argument):

@@ -51,7 +51,7 @@ def test_a_million_stacked_frames_take_no_more_than_7_2_gigabytes(kwargs):
     assert 84 * 84 < found and found * 1_000_000 <= 7.2e9, found
 
 
-def test_a_mapped_storage_is_in_the_folder_and_leaves_nothing_there(tmp_path, monkeypatch):
+def test_a_memory_mapped_file_is_in_the_folder_and_removed_at_once(tmp_path, monkeypatch):
     mapped = []
     original = packed_storage.map_file
     monkeypatch.setattr(packed_storage, 'map_file', lambda *args: mapped.append(args) or original(*args))
@@ -87,7 +87,7 @@ def test_single_steps_are_stored_where_longer_sequences_are(spec):
         buffers[0].add_sequence({name: x.double() for name, x in sequence.items()})
 
 
-def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):
+def test_a_folder_that_is_too_small_is_rejected_before_collection(tmp_path):
     blocked = tmp_path / 'file'
     blocked.write_text('')
     with pytest.raises(ValueError, match=r"memory_map_dir: cannot map 0\.00 GB in '.*file'.*use a folder"):
@@ -96,7 +96,7 @@ def test_a_folder_that_is_too_small_is_refused_before_collection(tmp_path):
         ReplayBuffer(SPEC, 1, 10**12, memory_map_dir=str(tmp_path))
 
 
-def test_unsupported_shared_or_mapped_storage_is_refused_by_name(tmp_path):
+def test_unsupported_shared_or_mapped_storage_is_rejected_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"ReplayBuffer\.allow_multiprocess: expected ReplayBuffer.device to be 'cpu'"):
         ReplayBuffer(SPEC, 1, 4, allow_multiprocess=True, device='cuda')
     with pytest.raises(ValueError, match=r"ReplayBuffer\.memory_map_dir: expected ReplayBuffer.device to be 'cpu'"):

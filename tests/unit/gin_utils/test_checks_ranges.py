@@ -47,7 +47,7 @@ def test_numbers_in_range_pass(arguments):
     ({'layers': 0}, 'found int 0'),
     ({'mode': -1.0}, "Ranged.mode must be a number > 0 or 0 or 'off', found float -1.0"),
 ])
-def test_a_number_out_of_range_is_refused_by_the_constructor(arguments, message):
+def test_a_number_out_of_range_is_rejected_by_the_constructor(arguments, message):
     with pytest.raises(ConfError) as caught:
         Ranged(**arguments)
     assert message in str(caught.value)
@@ -63,7 +63,7 @@ def test_an_inherited_constructor_is_checked_under_the_called_name():
         Child(2.0)
 
 
-def test_a_conf_is_refused_with_its_line_before_anything_is_built(tmp_path):
+def test_a_conf_is_rejected_with_its_line_before_anything_is_built(tmp_path):
     path = tmp_path / 'c.gin'
     path.write_text('Ranged.size = 3\nRanged.layers = (4, 0)\n')
     with pytest.raises(ConfError, match=r'c.gin:2: Ranged.layers expects Sequence\[int >= 1\] or int >= 1, found'):

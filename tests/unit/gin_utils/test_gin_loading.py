@@ -241,7 +241,7 @@ def test_conf_param_overrides_the_file(conf):
     assert (Engine().power, Engine().cylinders) == (4, 3)
 
 
-def test_a_conf_may_import_modules_of_its_own(conf, tmp_path, monkeypatch):
+def test_a_conf_can_import_user_modules(conf, tmp_path, monkeypatch):
     (tmp_path / 'own_toys_for_test.py').write_text(
         'from alfx import gin_utils\n\n@gin_utils.configurable\ndef whistle(tune="a"):\n    return tune\n')
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -264,7 +264,7 @@ def test_loaded_leaves_gin_empty_when_the_run_fails(conf):
     assert Engine().power == 1.0 and not gin_utils.unused_bindings()
 
 
-def test_a_whole_float_becomes_an_int_where_an_int_is_wanted(conf):
+def test_an_integral_float_becomes_an_int_where_an_int_is_expected(conf):
     gin_utils.load(conf('many = 1e1\nEngine.cylinders = 1e1\nbig/Engine.cylinders = %many\nCar.engine = @big/Engine()'))
     assert type(Engine().cylinders) is int and Engine().cylinders == 10
     assert type(Car().engine.cylinders) is int
@@ -323,7 +323,7 @@ def test_a_misspelled_parameter_is_reported_with_line_and_nearest_name(conf):
         "car.gin:2: Engine has no parameter 'powr'\n  did you mean 'power'?")
 
 
-def test_an_unsimilar_parameter_is_reported_with_all_available_ones(conf):
+def test_a_name_unlike_any_parameter_is_reported_with_all_parameters(conf):
     assert 'its parameters: power, cylinders, fuel' in message_of(conf('Engine.zzz = 3'))
 
 
@@ -348,7 +348,7 @@ def test_a_macro_defined_by_itself_is_reported(conf):
     assert 'car.gin:1: macro %a refers to itself' in message_of(conf('a = %b\nb = [%a]\nEngine.power = %a'))
 
 
-def test_only_the_macros_that_a_value_needs_are_looked_at():
+def test_only_the_macros_that_a_value_needs_are_checked():
     """Otherwise the time that a conf takes grows with the square of its length."""
     class Macros(dict):
 
@@ -376,7 +376,7 @@ def test_a_required_value_that_is_missing_is_reported(conf):
     assert Engine().power == 2
 
 
-def test_load_without_a_module_is_that_of_suite_gym(conf):
+def test_load_without_a_module_means_suite_gym(conf):
     gin_utils.load(conf('load.max_episode_steps = 7\nlong/load:\n    max_episode_steps = 8'))
     assert [(b.scope, b.selector) for b in gin_utils.unused_bindings()] == [
         ('', 'alfx.environments.suite_gym.load'), ('long', 'alfx.environments.suite_gym.load')]
@@ -538,7 +538,7 @@ def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_
     assert message.startswith('car.gin:2: ' + expected.format(number)) and f'broken_by_{number}.py:{line}' in message
 
 
-def test_dynamic_registration_is_refused_by_name(conf):
+def test_dynamic_registration_is_rejected_by_name(conf):
     message = message_of(conf('from __gin__ import dynamic_registration'))
     assert 'car.gin:1' in message and 'dynamic_registration' in message and 'not supported' in message
 
@@ -604,7 +604,7 @@ def test_an_error_that_quotes_a_bound_text_points_at_its_line(conf):
     assert str(caught.value).startswith("car.gin:2: Car.name = 'nameless': there is no car")
 
 
-def test_an_argument_that_ends_in_no_constructor_points_at_its_line(conf):
+def test_an_argument_that_no_constructor_accepts_points_at_its_line(conf):
     gin_utils.load(conf('Car.engine = 1\nCar.sunroof = True'))
     with pytest.raises(ConfError, match=r"car.gin:2: Car.sunroof = True: .*unexpected keyword"):
         Car()
@@ -730,7 +730,7 @@ def test_bindings_that_may_be_used_later_are_no_error(conf):
     gin_utils.refuse_unused(gin_utils.unused_bindings())
 
 
-def test_shipped_lines_made_idle_by_an_override_are_not_reported(conf, caplog):
+def test_shipped_lines_disabled_by_an_override_are_not_reported(conf, caplog):
     gin_utils.load('ppo_cart_pole', ['ppo/Adam.lr = 1e-4'])
     idle = [binding for binding in gin_utils.unused_bindings() if 'LinearScheduler' in str(binding)]
     assert len(idle) == 2
@@ -772,7 +772,7 @@ class Turbo(Engine):
 
 
 @pytest.mark.parametrize('line, hint', [('Turbo.bost = 2', 'boost'), ('Turbo.powr = 2', 'power')])
-def test_a_forwarded_argument_that_nothing_accepts_is_found_in_the_conf(conf, line, hint):
+def test_an_unaccepted_forwarded_argument_is_located_in_the_conf(conf, line, hint):
     gin_utils.load(conf(f'# mine\n{line}\n'))
     with pytest.raises(ConfError, match=rf"car.gin:2: {line}: .*unexpected keyword.*\n  did you mean '{hint}'"):
         Turbo()

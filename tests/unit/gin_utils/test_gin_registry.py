@@ -194,7 +194,7 @@ def test_a_denied_argument_cannot_be_bound():
     assert guarded() == (1, 3)
 
 
-def test_equal_redefinitions_replace_and_other_ones_are_refused():
+def test_equal_redefinitions_replace_and_other_ones_are_rejected():
     """Replace an object that is defined again; refuse a different object of the same name."""
     def define(default):
         @configurable(module='again')

@@ -125,7 +125,7 @@ def test_unbound_functions_stay_plain_under_the_operative_conf(conf):
     assert Motor().act is torch.nn.functional.leaky_relu
 
 
-def test_the_default_of_today_is_kept_for_tomorrow(conf):
+def test_the_current_default_is_recorded_for_resuming(conf):
     gin_utils.load(conf('Motor.fins = 3'))
     Motor()
     assert 'Motor.power = 1.0' in gin_utils.operative_config_str()
@@ -196,7 +196,7 @@ def test_length_and_cadence_may_change(conf):
     gin_utils.load(None, params, root_dir='run')
 
 
-def test_what_messages_suggest_after_a_failed_step_may_change(conf):
+def test_actions_suggested_after_a_failed_step_can_change(conf):
     start_run(conf)
     params = ['create_environment.max_restarts=3', 'create_environment.worker_timeout=60.0']
     gin_utils.load(None, params, root_dir='run')
@@ -204,7 +204,7 @@ def test_what_messages_suggest_after_a_failed_step_may_change(conf):
         gin_utils.load(None, [*params, "create_environment.env_name='Acrobot-v1'"], root_dir='run')
 
 
-def test_another_conf_is_refused_with_differences_and_a_remedy(conf):
+def test_another_conf_is_rejected_with_differences_and_a_remedy(conf):
     start_run(conf)
     conf("include 'base.gin'\nBoat.seats = 2\nfront/Motor.fins = 6")
     with pytest.raises(ConfError) as caught:
@@ -221,7 +221,7 @@ def test_another_conf_is_refused_with_differences_and_a_remedy(conf):
     ('TrainerConfig.mini_batch_size = 9', 'TrainerConfig.mini_batch_size is 9, but the run in run has None'),
 ])
 @pytest.mark.parametrize('conf_file', ['boat.gin', None])
-def test_a_conf_param_that_changes_training_is_refused(conf, param, differs, conf_file):
+def test_a_conf_param_that_changes_training_is_rejected(conf, param, differs, conf_file):
     start_run(conf)
     with pytest.raises(ConfError) as caught:
         gin_utils.load(conf_file, [param], root_dir='run')

@@ -100,7 +100,7 @@ def defaults_of(target):
 NONE = inspect.Parameter.empty
 
 
-def test_the_signature_has_the_arguments_of_both_in_the_order_asked_for():
+def test_the_signature_has_all_arguments_in_the_requested_order():
     assert list(defaults_of(PowerSaw).items()) == [('teeth', NONE), ('watts', 800), ('volts', 230), ('length', 1.5),
                                                    ('name', 'PowerSaw')]
     assert list(defaults_of(ChainSaw).items()) == [('teeth', NONE), ('watts', 2000), ('volts', 230), ('length', 1.5),
@@ -190,7 +190,7 @@ def test_help_shows_every_argument():
     (lambda: PowerSaw(1, 2, 3, 4, 'a', 6), r"PowerSaw.__init__\(\) too many positional arguments"),
     (lambda: saws(1, count=1, cout=2), r"saws\(\) got an unexpected keyword argument 'cout'"),
 ])
-def test_invalid_arguments_are_refused_with_the_name_of_the_callable(make, message):
+def test_invalid_arguments_are_rejected_with_the_name_of_the_callable(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 
@@ -234,7 +234,7 @@ def test_instances_can_be_copied_and_pickled():
         assert type(twin) is ChainSaw and twin.given == original.given
 
 
-def test_arguments_can_be_held_by_a_partial():
+def test_arguments_can_be_bound_by_a_partial():
     assert functools.partial(PowerSaw, teeth=4)(watts=3).given['teeth'] == 4
 
 
@@ -267,7 +267,7 @@ def test_a_network_that_forwards_its_arguments_can_be_copied():
     (dict(after={'watts': 'teth'}), "'teth' is not an argument of Saw"),
     (dict(after={'wats': 'teeth'}), "'wats' is not an argument of Saw"),
 ])
-def test_a_name_missing_in_the_parent_is_refused_at_definition(options, message):
+def test_a_name_missing_in_the_parent_is_rejected_at_definition(options, message):
     with pytest.raises(TypeError, match=message):
 
         @takes_arguments_of(Saw, **options)
@@ -275,7 +275,7 @@ def test_a_name_missing_in_the_parent_is_refused_at_definition(options, message)
             pass
 
 
-def test_functions_without_kwargs_or_with_args_are_refused_at_definition():
+def test_functions_without_kwargs_or_with_args_are_rejected_at_definition():
     with pytest.raises(TypeError, match=r'make: expected \*\*kwargs'):
 
         @takes_arguments_of(Saw)

@@ -453,7 +453,7 @@ def test_a_construct_becomes_the_gin_a_person_writes(python, gin, folder):
 
 
 @pytest.mark.parametrize('python, message', REPORTED.values(), ids=REPORTED)
-def test_what_gin_cannot_express_is_reported_with_its_line(python, message, folder):
+def test_code_that_gin_cannot_express_is_reported_with_its_line(python, message, folder):
     (folder / 'own_unported.py').write_text('import alf\n')
     found = convert(folder, python)
     (problem,) = [str(problem) for problem in found.problems]
@@ -606,14 +606,14 @@ alf.config('QNetwork', fc_layer_params=[2 * size for size in sizes])
         'left', 'right', 'sizes']
 
 
-def test_comments_and_docstring_of_the_header_are_kept(folder):
+def test_comments_and_docstring_of_the_header_are_preserved(folder):
     found = convert(folder, '#!/usr/bin/python\n# Soft actor-critic\n#   task  Pendulum\n\n"""More.\n\nAnd more."""\n'
                             'import alf  # not this\n# nor this\nalf.config("TrainerConfig", unroll_length=1)')
     assert found.text == ('# Soft actor-critic\n#   task  Pendulum\n# More.\n#\n# And more.\n'
                           '# Converted from x_conf.py by alfx convert\n\nTrainerConfig.unroll_length = 1\n')
 
 
-def test_an_instance_that_several_places_share_is_noted(folder):
+def test_an_instance_shared_by_several_places_is_noted(folder):
     found = convert(folder, 'import alf\nhot = alf.layers.OneHot(4)\nalf.config("QNetwork", input_preprocessors=hot)\n'
                             'alf.config("ValueNetwork", input_preprocessors=hot)')
     assert found.notes == ['x_conf.py:4: the conf uses one OneHot in several places; the gin file makes one for each']
@@ -625,7 +625,7 @@ def test_output_of_the_conf_does_not_mix_with_the_gin_file(folder, capsys):
     assert capsys.readouterr() == ('', 'hello\n')
 
 
-def test_files_that_are_no_python_confs_are_refused(folder):
+def test_files_that_are_no_python_confs_are_rejected(folder):
     (folder / 'x.gin').write_text('')
     (folder / 'broken_conf.py').write_text('import alf\nalf.config(\n')
     for name, message in (('none_conf.py', 'there is no file'), ('x.gin', 'is a gin file already'),
@@ -749,6 +749,6 @@ def test_the_command_writes_a_gin_file_and_lists_problems(folder):
     assert 'x_conf.py:2: a gin file cannot express a lambda\n  move it to a module beside the conf' in done.stderr
 
 
-def test_the_command_refuses_settings_of_other_libraries():
+def test_the_command_rejects_settings_of_other_libraries():
     with flag_values(convert_program.PARSER, conf='sac.yml'), pytest.raises(ConfError, match='from_other_libraries'):
         convert_program.main()

@@ -85,7 +85,7 @@ def test_unregistered_classes_are_named_by_their_path(tmp_path, forget):
                        trusted=False)
 
 
-def test_two_modules_of_one_name_in_a_process_are_refused(tmp_path, forget):
+def test_two_modules_of_one_name_in_a_process_are_rejected(tmp_path, forget):
     gin_utils.load(write(tmp_path / 'a', 'own_three'))
     conf_file = write(tmp_path / 'b', 'own_three', helper='import os')
     with pytest.raises(gin_utils.ConfError, match=r"mine.gin:2: 'own_three' refers to .*b/own_three.py here"):
@@ -139,7 +139,7 @@ def test_settings_of_own_callbacks_may_change_when_a_run_is_resumed(tmp_path, fo
         gin_utils.load(str(conf_file), ['PPOLoss.gamma = 0.5'], root_dir=root_dir)
 
 
-def test_a_module_that_is_gone_is_explained(tmp_path, forget):
+def test_a_missing_module_is_explained(tmp_path, forget):
     conf = tmp_path / 'run' / 'conf'
     conf.mkdir(parents=True)
     (conf / 'operative.gin').write_text('import own_gone\n')

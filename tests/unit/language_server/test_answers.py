@@ -47,7 +47,7 @@ def test_hover_on_a_class_shows_its_signature_and_first_paragraph():
 
 @pytest.mark.parametrize('text', ['No|thing.x = 1', 'Adam.no|thing = 1', "include 'sa|c.gin'", '%no|thing', '|',
                                   '# |A'])
-def test_hover_on_anything_else_shows_nothing(text):
+def test_hovering_elsewhere_shows_nothing(text):
     assert ask(answers.hover, text) == ''
 
 

@@ -51,7 +51,7 @@ def test_text_in_memory_replaces_files_on_disk(found, tmp_path):
     assert found("include 'base.gin'\n", base=BASE) == []
 
 
-def test_a_mistake_of_an_indirect_include_is_shown_at_the_include(found, tmp_path):
+def test_a_mistake_in_an_indirect_include_is_shown_at_the_include(found, tmp_path):
     (tmp_path / 'outer.gin').write_text("include 'inner.gin'\n")
     (tmp_path / 'inner.gin').write_text('Adam.lr = (\n')
     (line, text, message), = found(BASE + "include 'outer.gin'\n")

@@ -41,7 +41,7 @@ def at(path, line, character):
     return {'textDocument': {'uri': path.as_uri()}, 'position': {'line': line, 'character': character}}
 
 
-def test_an_error_is_shown_and_vanishes_when_it_is_corrected(client, folder):
+def test_an_error_is_shown_until_it_is_corrected(client, folder):
     path = folder / 'new.gin'
     error, = opened(client, path, CONF)
     assert error['message'].startswith("Adam has no parameter 'lrr'")

@@ -151,13 +151,13 @@ def test_the_initialization_of_torch_can_be_chosen():
     assert torch.equal(actual.weight, expected.weight) and torch.equal(actual.bias, expected.bias)
 
 
-def test_a_convolution_with_batch_norm_has_no_bias_unless_asked():
+def test_a_convolution_with_batch_norm_has_no_bias_by_default():
     assert layers.Conv2D(1, 2, 3, use_bn=True).bias is None
     assert layers.Conv2D(1, 2, 3, use_bn=True, use_bias=True).bias is not None
     assert layers.Conv2D(1, 2, 3).bias is not None
 
 
-def test_arguments_that_exclude_each_other_are_refused():
+def test_arguments_that_exclude_each_other_are_rejected():
     for ctor in (layers.FC, lambda *a, **k: layers.ParallelFC(*a, 2, **k), lambda *a, **k: layers.Conv2D(*a, 3, **k)):
         with pytest.raises(ValueError, match='use_bn=True and use_ln=True'):
             ctor(2, 3, use_bn=True, use_ln=True)
@@ -165,7 +165,7 @@ def test_arguments_that_exclude_each_other_are_refused():
             ctor(2, 3, use_torch_init=True, kernel_initializer=nn.init.ones_)
 
 
-def test_inputs_of_a_wrong_shape_are_refused_by_stacks():
+def test_inputs_of_a_wrong_shape_are_rejected_by_stacks():
     with pytest.raises(ValueError, match=r'expected \[B, 4\] or \[B, 3, 4\], found \[7, 2, 4\]'):
         layers.ParallelFC(4, 5, 3)(torch.zeros(7, 2, 4))
     with pytest.raises(ValueError, match=r'found \[7, 2, 2, 6, 6\]'):
@@ -233,7 +233,7 @@ def test_a_stack_with_norms_equals_separate_layers(is_shared, position, norm):
     assert stack.first_layers(2) is None
 
 
-def test_norm_arguments_that_contradict_each_other_are_refused():
+def test_norm_arguments_that_contradict_each_other_are_rejected():
     for other in ('use_bn', 'use_ln'):
         with pytest.raises(ValueError, match='norm replaces use_bn=True and use_ln=True'):
             layers.FC(4, 5, norm=BatchNorm, **{other: True})

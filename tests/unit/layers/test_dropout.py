@@ -41,7 +41,7 @@ def test_rare_drops_of_half_precision_keep_their_rate():
 
 
 @pytest.mark.parametrize('rate', [1.0, -0.1])
-def test_a_rate_out_of_range_is_refused(rate):
+def test_a_rate_out_of_range_is_rejected(rate):
     with pytest.raises(ValueError, match='rate'):
         Dropout(rate)
 

@@ -98,7 +98,7 @@ def test_in_place_activations_change_neither_input_nor_named_results():
     assert x.tolist() == [[-1, 2]]
 
 
-def test_wrong_chains_are_refused_by_name():
+def test_wrong_chains_are_rejected_by_name():
     with pytest.raises(ValueError, match="element 'b': there is no earlier result 'aa'.*did you mean 'a'"):
         layers.Sequential(a=layers.Identity(), b=('aa', layers.Identity()))
     with pytest.raises(ValueError, match="output: there is no earlier result 'c'"):
@@ -141,7 +141,7 @@ def test_a_stack_of_containers_matches_each_container():
         torch.testing.assert_close(out[:, i], expected)
 
 
-def test_anything_can_be_stacked_naively():
+def test_every_layer_can_be_stacked_naively():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
     stack = layers.make_parallel_net(module, 2)
     assert isinstance(stack, layers.NaiveParallelLayer)
@@ -199,7 +199,7 @@ def test_replication_padding_repeats_the_border_for_any_dtype():
     assert layers.ReplicationPad2d(2)(torch.ones(1, 2, 2, dtype=torch.uint8)).shape == (1, 6, 6)
 
 
-def test_random_crop_cuts_each_image_at_its_own_place():
+def test_random_crop_cuts_each_image_at_its_own_position():
     x = torch.arange(100).view(1, 1, 10, 10).expand(64, 2, 10, 10)
     crops = layers.RandomCrop((3, 4))(x)
     assert crops.shape == (64, 2, 3, 4)

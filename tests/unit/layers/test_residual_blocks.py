@@ -82,7 +82,7 @@ def test_several_blocks_can_be_a_stack_with_their_own_weights():
     assert y.shape == (5, 3, 4, 3, 3)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(ValueError, match='odd kernel_size'):
         layers.BottleneckBlock(2, 4, (4, 4, 2), 1)
     with pytest.raises(ValueError, match='three filters'):

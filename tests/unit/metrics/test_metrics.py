@@ -91,7 +91,7 @@ def summarize_episode(episode: dict) -> dict:
 @pytest.mark.parametrize('reward_dims', [(), (3, )])
 @pytest.mark.parametrize('end_probability', [0.0, 0.1, 0.6])
 @pytest.mark.parametrize('chunk', [1, 4, 33])
-def test_metrics_agree_with_a_slow_loop_however_the_sequence_is_cut(reward_dims, end_probability, chunk):
+def test_metrics_agree_with_a_slow_loop_for_any_split_of_the_sequence(reward_dims, end_probability, chunk):
     steps = random_steps(33, 5, end_probability, seed=3, reward_dims=reward_dims)
     metrics = all_metrics(steps, buffer_size=7)
     for t in range(0, 33, chunk):
@@ -243,7 +243,7 @@ def test_the_state_of_a_game_is_averaged_only_if_it_is_named():
     assert averaged_infos({'lives': 3, 'frame_number': 4, 'success': 1}) == {'success': 1} and averaged_infos(()) == ()
 
 
-def test_another_batch_size_is_refused_by_name():
+def test_another_batch_size_is_rejected_by_name():
     metric = AverageReturnMetric(part(random_steps(4, 2, 0.3, seed=4), 0))
     with pytest.raises(ValueError, match='AverageReturn: expected 2 environments, found 3'):
         metric(part(random_steps(4, 3, 0.3, seed=4), 0))

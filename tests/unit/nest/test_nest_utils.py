@@ -53,7 +53,7 @@ def test_the_outer_product_keeps_several_batch_dimensions():
 
 
 @pytest.mark.parametrize('ctor', [utils.NestSum, utils.NestMultiply, utils.NestOuterProduct])
-def test_an_activation_that_works_in_place_leaves_the_only_tensor_alone(ctor):
+def test_an_in_place_activation_does_not_change_the_input_tensor(ctor):
     x = torch.tensor([[-1.0, 1.0]])
     assert ctor(activation=torch.relu_)((x, )).tolist() == [[0, 1]]
     assert x.tolist() == [[-1, 1]]

@@ -48,7 +48,7 @@ def test_a_single_tensor_is_a_nest():
     assert nest.concatenate([x, x]).tolist() == [0, 1, 2] * 2
 
 
-def test_nothing_stacks_to_nothing():
+def test_stacking_empty_nests_gives_an_empty_nest():
     assert nest.stack([(), ()]) == () and nest.concatenate([Pair(), Pair()]) == Pair()
 
 

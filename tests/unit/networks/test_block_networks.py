@@ -181,7 +181,7 @@ def test_scale_and_shift_of_a_norm_are_projected_together():
     torch.testing.assert_close(layer.bias, 2**0.5 * torch.tensor([0.0, 0.8, 0.5, 0.5]))
 
 
-def test_invalid_arguments_are_refused_by_name():
+def test_invalid_arguments_are_rejected_by_name():
     with pytest.raises(ValueError, match=r"block: expected one of \['simba', .* found 'resnet'"):
         BlockEncodingNetwork(SPEC, block='resnet')
     with pytest.raises(ValueError, match='128 outputs cannot be reshaped'):

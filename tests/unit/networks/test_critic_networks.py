@@ -67,7 +67,7 @@ class TestCriticNetwork:
         critic = CriticNetwork(PAIR, joint_fc_layer_params=(64, 64))
         assert critic(inputs(100))[0].abs().max() < 0.1
 
-    def test_encodings_are_combined_as_asked(self):
+    def test_encodings_are_combined_as_requested(self):
         critic = CriticNetwork(PAIR, observation_fc_layer_params=(4, ), action_fc_layer_params=(4, ),
                                observation_action_combiner=NestMultiply())
         observation, _ = inputs()
@@ -76,7 +76,7 @@ class TestCriticNetwork:
         values = critic((observation, torch.ones(4, 2)))[0]
         torch.testing.assert_close(values, linear(critic, 2).bias.expand(4))
 
-    def test_processors_can_be_made_from_the_specs(self):
+    def test_processors_can_be_constructed_from_the_specs(self):
         seen = []
 
         def make(spec):
@@ -198,7 +198,7 @@ class TestCriticNetwork:
             difference = critic((observation, action + step))[0] - critic((observation, action - step))[0]
             assert gradient[0, i].item() == pytest.approx(difference.item() / 2e-2, rel=1e-2, abs=1e-3)
 
-    def test_unsupported_inputs_are_refused_with_a_remedy(self):
+    def test_unsupported_inputs_are_rejected_with_a_remedy(self):
         with pytest.raises(SpecError, match='observation_spec, action_spec'):
             CriticNetwork(OBSERVATION)
         with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
@@ -257,7 +257,7 @@ class TestCriticQuantileNetwork:
         critic, pair, tau = self.network(), inputs(), torch.rand(4, 6)
         torch.testing.assert_close(critic((pair, tau.flip(1)))[0], critic((pair, tau))[0].flip(1))
 
-    def test_invalid_arguments_are_refused(self):
+    def test_invalid_arguments_are_rejected(self):
         with pytest.raises(ValueError, match='must end in 5, found'):
             self.network(tau_fc_layer_params=(4, ))
         with pytest.raises(SpecError, match='tau_spec of shape'):
@@ -271,7 +271,7 @@ class TestCriticQuantileNetwork:
         assert (linear(critic, 3).weight == 1).all() and (linear(critic, 0).weight == 0).all()
 
 
-def test_nested_observations_and_actions_are_concatenated_when_asked():
+def test_nested_observations_and_actions_can_be_concatenated():
     critic = CriticNetwork(({'a': OBSERVATION, 'b': OBSERVATION}, (ACTION, ACTION)), joint_fc_layer_params=(5, ),
                            observation_preprocessing_combiner=NestConcat(), action_preprocessing_combiner=NestConcat())
     assert linear(critic, 0).input_size == 10

@@ -58,11 +58,11 @@ class TestUpsampling:
         ((), 'last element is a convolution'), ((2, ), 'last element is a convolution'),
         (((3, 3), ), r'upsample_conv_layer_params\[0\]: expected a number or'), ((-1, (3, 3, 1)), 'above 0'),
         ((2, (3, 9, 1)), r'upsample_conv_layer_params\[1\]: an image .* becomes empty')])
-    def test_malformed_layers_are_refused(self, layers, message):
+    def test_malformed_layers_are_rejected(self, layers, message):
         with pytest.raises(ValueError, match=message):
             ImageDecodingNetworkV2(4, layers, 3, 2)
 
-    def test_an_unknown_mode_is_refused(self):
+    def test_an_unknown_mode_is_rejected(self):
         with pytest.raises(ConfError, match="'nearest'"):
             ImageDecodingNetworkV2(4, ((3, 3, 1), ), 3, 2, upsampling_mode='nearer')
 
@@ -82,7 +82,7 @@ class TestAutoShape:
 
     @settings(max_examples=40)
     @given(st.lists(layer, min_size=1, max_size=3), st.integers(1, 20), st.integers(1, 20))
-    def test_images_have_the_shape_asked_for_or_are_refused(self, layers, height, width):
+    def test_images_have_the_requested_shape_or_are_rejected(self, layers, height, width):
         shape = layers[-1][0], height, width
         try:
             net = AutoShapeImageDeconvNetwork(3, layers, TensorSpec(shape), 2)
@@ -107,7 +107,7 @@ class TestAutoShape:
         (((1, 3, 1), ), (8, 8), 'as many channels'), (((1, 3), ), (1, 8, 8), r'transconv_layer_params\[0\]'),
         (((1, 3, 1, 0, 0), ), (1, 8, 8), 'the output padding follows'),
         (((1, 9, 1), ), (1, 8, 8), 'choose smaller kernels')])
-    def test_unsuitable_decoders_are_refused(self, layers, shape, message):
+    def test_unsuitable_decoders_are_rejected(self, layers, shape, message):
         with pytest.raises(ValueError, match=message):
             AutoShapeImageDeconvNetwork(5, layers, shape, 6)
 

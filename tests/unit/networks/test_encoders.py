@@ -95,7 +95,7 @@ def test_uncombinable_inputs_are_named():
         EncodingNetwork({'camera': IMAGE, 'x': VECTOR}, preprocessing_combiner=NestConcat())
 
 
-def test_contradicting_arguments_are_refused():
+def test_contradicting_arguments_are_rejected():
     with pytest.raises(SpecError, match='conv_layer_params need images'):
         EncodingNetwork(VECTOR, conv_layer_params=((4, 3, 2), ))
     with pytest.raises(ValueError, match='must be given together'):
@@ -277,7 +277,7 @@ def test_the_kind_of_head_follows_the_action():
     assert network.action_spec is BOX and network.is_distribution_output and not network.is_rnn
 
 
-def test_an_actor_takes_any_encoder_that_makes_a_vector():
+def test_an_actor_accepts_any_encoder_with_vector_output():
     network = ActorDistributionNetworkBase(VECTOR, BOX, LSTMEncodingNetwork, CategoricalProjectionNetwork,
                                            NormalProjectionNetwork, hidden_size=(4, ))
     assert network.state_spec == ((TensorSpec((4, )), TensorSpec((4, ))), )
@@ -296,7 +296,7 @@ def test_the_recurrent_actor_remembers():
     assert not torch.equal(first.logits, second.logits)
 
 
-def test_unit_normals_do_not_look_at_the_observation():
+def test_unit_normals_do_not_depend_on_the_observation():
     network = UnitNormalActorDistributionNetwork({'x': UINT8}, BOX)
     dist, _ = network({'x': torch.zeros(4, 3, 12, 10, dtype=torch.uint8)})
     assert dist.mean.tolist() == [[0, 0]] * 4 and dist.stddev.tolist() == [[1, 1]] * 4
@@ -324,6 +324,6 @@ def test_norms_are_of_the_input_and_of_all_layers_but_the_last():
     assert sum(isinstance(m, BatchNorm) for m in copied.modules()) == 3
 
 
-def test_a_norm_of_the_input_is_refused_with_convolutions():
+def test_a_norm_of_the_input_is_rejected_with_convolutions():
     with pytest.raises(ValueError, match='input_norm normalizes vectors; remove it or conv_layer_params'):
         EncodingNetwork(IMAGE, conv_layer_params=((4, 3, 1), ), input_norm=BatchNorm)

@@ -42,7 +42,7 @@ def test_suggested_code_for_integers_works_as_written(scope, size):
     assert network.make_parallel(2)(torch.tensor([0, 3]))[0].shape == (2, 2, 8)
 
 
-def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
+def test_integers_without_a_preprocessor_are_rejected_with_that_proposal():
     with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
         with pytest.raises(SpecError, match=r'@EmbeddingPreprocessor\(\)'):
             EncodingNetwork(FOUR, fc_layer_params=(8, ))

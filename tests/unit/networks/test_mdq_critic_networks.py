@@ -47,7 +47,7 @@ class TestActionQuantizer:
         assert torch.equal(quantizer.bins(action), bins)
         torch.testing.assert_close(quantizer.normalized(action), quantizer.position(bins))
 
-    def test_unquantizable_actions_are_refused(self):
+    def test_unquantizable_actions_are_rejected(self):
         with pytest.raises(ValueError, match='action_bins: expected at least 2'):
             ActionQuantizer(ACTION, action_bins=1)
         with pytest.raises(ValueError, match="rep_mode 'boundary' or 'center'.*'middle'"):
@@ -116,7 +116,7 @@ def test_one_component_is_a_table_of_values():
     assert torch.equal(net.action_qt.bins(greedy)[:, 0], table.argmax(1))
 
 
-def test_a_component_alone_matches_its_value_among_all_others():
+def test_one_component_matches_its_value_among_all_components():
     net = network()
     x = torch.randn(5, 3, net._components._list[0].input_size)
     together = net._components(x)
@@ -164,6 +164,6 @@ def test_both_forms_are_trained_separately():
         name for name, _ in net.named_parameters() if name.startswith('_free_form.')}
 
 
-def test_an_input_that_is_no_pair_is_refused():
+def test_an_input_that_is_no_pair_is_rejected():
     with pytest.raises(SpecError, match='observation_spec, action_spec'):
         MdqCriticNetwork(OBSERVATION)

@@ -224,7 +224,7 @@ def test_a_fifo_memory_is_read_by_attention_over_its_contents():
 
 
 @pytest.mark.parametrize('make', [partial(MemoryWithUsage, 2, 3), partial(FIFOMemory, 2, 3)])
-def test_invalid_arguments_are_refused_by_name(make):
+def test_invalid_arguments_are_rejected_by_name(make):
     memory = make(name='notes')
     assert (memory.dim, memory.size, memory.name) == (2, 3, 'notes')
     with pytest.raises(RuntimeError, match='notes holds no contents: call build'):
@@ -241,7 +241,7 @@ def test_invalid_arguments_are_refused_by_name(make):
         memory.states
 
 
-def test_numbers_out_of_range_are_refused():
+def test_numbers_out_of_range_are_rejected():
     with pytest.raises(ValueError, match='dim and size of at least 1'):
         MemoryWithUsage(0, 3)
     with pytest.raises(ValueError, match='usage_decay in'):

@@ -142,7 +142,7 @@ def test_only_the_first_call_and_calls_that_fail_are_checked(monkeypatch):
         network(torch.zeros(2, 4))
 
 
-def test_a_wrong_state_is_refused():
+def test_a_wrong_state_is_rejected():
     network = LSTMCell(3, 4)
     with pytest.raises(SpecError, match='LSTMCell: state'):
         network(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5)))

@@ -41,7 +41,7 @@ def test_its_standard_deviation_and_correlation_are_those_in_closed_form():
     assert correlation.item() == pytest.approx(0.85**2, abs=0.03)
 
 
-def test_bad_arguments_are_refused_by_name():
+def test_bad_arguments_are_rejected_by_name():
     with pytest.raises(ValueError, match=r'damping must be a number in \[0, 1\]'):
         OUProcess(TensorSpec(()), damping=1.5)
     with pytest.raises(ValueError, match='stddev must be a number >= 0'):

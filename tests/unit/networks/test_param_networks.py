@@ -79,12 +79,12 @@ def test_computing_changes_no_generator_and_accepts_external_parameters():
 
 
 @pytest.mark.parametrize('theta', [torch.zeros(2, 25), torch.zeros(25), torch.zeros(1, 2, 26), torch.zeros(0, 26)])
-def test_parameters_of_another_length_are_refused(theta):
+def test_parameters_of_another_length_are_rejected(theta):
     with pytest.raises(ValueError, match=r'given_.*: expected parameters \[n, 26\] or \[26\], found'):
         StackedParameters(network()).set_parameters(theta)
 
 
-def test_parameters_that_networks_share_are_refused():
+def test_parameters_that_networks_share_are_rejected():
     shared = FC(3, 3)
     with pytest.raises(ValueError, match='shares parameters between networks'):
         StackedParameters(Sequential(shared, shared))
@@ -139,7 +139,7 @@ def test_a_convolutional_network_has_the_given_layers():
 @pytest.mark.parametrize('arguments, message', [
     (dict(last_layer_size=2), 'must be given together'), (dict(fc_layer_params=('a', )), 'True or False|pairs'),
     (dict(conv_layer_params=((3, 3, 1), )), 'need images')])
-def test_arguments_that_contradict_each_other_are_refused(arguments, message):
+def test_arguments_that_contradict_each_other_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         ParamNetwork(VECTOR, **arguments)
 

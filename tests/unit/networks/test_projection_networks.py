@@ -98,7 +98,7 @@ def test_a_categorical_head_gives_floats_for_float_actions():
     assert head.make_parallel(3)(X)[0]['b'].sample().shape == (5, 3, 2)
 
 
-def test_the_wrong_kind_of_action_is_refused_with_the_right_head():
+def test_the_wrong_kind_of_action_is_rejected_with_the_right_head():
     for head in CONTINUOUS:
         with pytest.raises(SpecError, match='continuous actions: expected a spec of floats, found .*int64.*discrete_'
                            'projection_net_ctor'):
@@ -135,7 +135,7 @@ def test_a_range_of_zero_width_cannot_be_scaled_to():
     assert NormalProjectionNetwork(4, spec)(X)[0].loc[:, 1].tolist() == [1.0] * 5
 
 
-def test_heads_of_vectors_refuse_other_shapes():
+def test_heads_of_vectors_reject_other_shapes():
     for head in (CauchyProjectionNetwork, BetaProjectionNetwork, TruncatedProjectionNetwork):
         with pytest.raises(SpecError, match=r'shape \(D,\)'):
             head(4, BoundedTensorSpec((2, 2)))
@@ -309,7 +309,7 @@ def test_one_hot_categories_are_the_values_of_a_scalar_or_a_vector(mode, has_gra
 
 @pytest.mark.parametrize('head', [NormalProjectionNetwork, CauchyProjectionNetwork, TruncatedProjectionNetwork])
 @pytest.mark.parametrize('state_dependent', [True, False])
-def test_a_whole_number_may_be_the_initial_bias_of_a_scale(head, state_dependent):
+def test_an_integer_can_be_the_initial_bias_of_a_scale(head, state_dependent):
     name = 'std' if head is NormalProjectionNetwork else 'scale'
     arguments = {f'{name}_bias_initializer_value': 0, f'state_dependent_{name}': state_dependent}
     network = head(4, BOX, **arguments)

@@ -128,7 +128,7 @@ class TestNoise:
         network.eval()
         torch.testing.assert_close(network(x)[0], network(x)[0], rtol=0, atol=0)
 
-    def test_replicas_have_noise_of_their_own(self):
+    def test_replicas_have_their_own_noise(self):
         stack = self.network().make_parallel(2)
         assert isinstance(stack, NaiveParallelNetwork)
         assert stack(torch.ones(2, 3))[0].shape == (2, 2, 4)
@@ -154,14 +154,14 @@ def test_a_recurrent_q_network_has_the_state_of_its_encoder():
     assert not torch.equal(first, network(x, state)[0])
 
 
-def test_any_encoder_that_makes_a_vector_will_do():
+def test_any_encoder_with_vector_output_is_accepted():
     network = QNetworkBase(OBSERVATION, ACTION, EncodingNetwork, fc_layer_params=(6, ))
     assert network(torch.randn(2, 3))[0].shape == (2, 4)
     with pytest.raises(SpecError, match='must be a vector'):
         QNetworkBase(TensorSpec((2, 3)), ACTION, lambda spec: EncodingNetwork(spec, TensorSpec((3, 2))))
 
 
-def test_actions_it_cannot_have_are_refused_with_a_remedy():
+def test_actions_it_cannot_have_are_rejected_with_a_remedy():
     with pytest.raises(SpecError, match='QNetwork is for discrete actions.*float'):
         QNetwork(OBSERVATION, BoundedTensorSpec((2, )))
     with pytest.raises(SpecError, match=r'one discrete action of shape \(\)'):

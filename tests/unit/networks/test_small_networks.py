@@ -120,7 +120,7 @@ def test_evaluation_has_no_noise():
     torch.testing.assert_close(layer.eval()(x, state)[0], expected)
 
 
-def test_arguments_of_the_noisy_layer_are_used_or_refused():
+def test_arguments_of_the_noisy_layer_are_used_or_rejected():
     layer = NoisyFC(300, 200, activation=torch.relu_, kernel_init_gain=2.0, weight_opt_args={'lr': 1.0},
                     bias_opt_args={'lr': 2.0}, use_bn=True)
     bound = 300**-0.5  # a uniform distribution within b has the standard deviation b / sqrt(3)

@@ -93,7 +93,7 @@ def test_other_widths_of_the_same_number_type_are_accepted():
     check(make(observation=with_speed(speed=np.zeros((7, 3), np.float64)), reward=np.zeros(5, np.float64)))
 
 
-def test_sequences_longer_than_every_episode_are_refused():
+def test_sequences_longer_than_every_episode_are_rejected():
     dataset_checks.check_long_enough(make(), make().episodes, 4)
     with pytest.raises(DatasetError, match='longest episode has 4 steps'):
         dataset_checks.check_long_enough(make(), make().episodes, 5)
@@ -108,7 +108,7 @@ def test_another_compatible_environment_logs_a_warning(caplog):
 @pytest.mark.parametrize('bounds', [
     {'': [[6.0], [-2.0]]}, {'': [[-2.0, 6.0], [2.0, 2.0]]}, {'': [[-2.0]]}, {'': 3}, {'': [['x'], ['y']]},
     {'': [[float('-inf')], [1.0]]}, {'': [[float('nan')], [1.0]]}, {'arm': [[-1.0], [1.0]]}])
-def test_bounds_that_would_spoil_the_actions_are_refused(bounds):
+def test_bounds_that_would_corrupt_the_actions_are_rejected(bounds):
     with pytest.raises(DatasetError, match=r'(?s)^here: action_bounds\[.*expected .*, with low <= high, found'):
         dataset_checks.check_consistent(make()._replace(about={'action_bounds': bounds}))
 

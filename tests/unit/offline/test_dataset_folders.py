@@ -43,7 +43,7 @@ def test_a_dataset_is_not_overwritten_by_chance(tmp_path):
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
-def test_a_flipped_byte_is_found(tmp_path):
+def test_a_flipped_byte_is_detected(tmp_path):
     dataset_folder.write(str(tmp_path), make(), {})
     file = next(tmp_path.glob('data-*/reward.npy'))
     contents = bytearray(file.read_bytes())
@@ -75,7 +75,7 @@ def test_a_missing_dataset_is_reported_with_its_neighbours(tmp_path):
         dataset_sources.read(str(tmp_path / 'pendulums'))
 
 
-def test_an_unwritable_folder_is_refused_before_recording(tmp_path):
+def test_an_unwritable_folder_is_rejected_before_recording(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(DatasetError, match='not a writable folder'):
         dataset_folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
@@ -193,14 +193,14 @@ def test_big_endian_arrays_are_read_as_native_numbers(tmp_path):
 
 
 @pytest.mark.parametrize('array', [np.zeros(3, 'S4'), np.zeros(3, np.complex64), np.zeros(3, np.longdouble)])
-def test_arrays_of_other_types_are_refused(tmp_path, array):
+def test_arrays_of_other_types_are_rejected(tmp_path, array):
     dataset_folder.write(str(tmp_path), make()._replace(reward=array), {})
     with pytest.raises(DatasetError, match='reward.npy: expected an array of numbers of at most 64 bits, found'):
         dataset_folder.read(str(tmp_path))
 
 
 @pytest.mark.parametrize('create', [os.mkfifo, os.mkdir, lambda path: path.symlink_to('/dev/zero')])
-def test_a_pipe_in_place_of_an_array_does_not_block(tmp_path, create):
+def test_a_pipe_instead_of_an_array_does_not_block(tmp_path, create):
     dataset_folder.write(str(tmp_path), make(), {})
     path, = tmp_path.glob('data-*/reward.npy')
     path.unlink()

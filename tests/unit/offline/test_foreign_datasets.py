@@ -43,7 +43,7 @@ def test_a_replay_buffer_of_alf_is_read_in_order_of_time(tmp_path, wrap):
     assert episodes.terminated().tolist() == [True, False, True]
 
 
-def test_a_replay_buffer_of_alf_without_rewards_is_refused_by_name(tmp_path):
+def test_a_replay_buffer_of_alf_without_rewards_is_rejected_by_name(tmp_path):
     state = alf_state()
     del state['_replay_buffer.time_step|reward']
     torch.save(state, str(tmp_path / 'ckpt-9'))
@@ -60,7 +60,7 @@ class Evil:
                                   lambda path: path.write_bytes(pickle.dumps(Evil())),
                                   lambda path: path.write_text('text'),
                                   lambda path: torch.save({'weights': torch.zeros(3)}, path)])
-def test_any_other_file_is_refused_and_nothing_in_it_executed(tmp_path, monkeypatch, save):
+def test_any_other_file_is_rejected_and_nothing_in_it_executed(tmp_path, monkeypatch, save):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / 'file')
     with pytest.raises(DatasetError, match='use a checkpoint'):
@@ -102,7 +102,7 @@ class Unreadable:
         raise OSError('Unable to synchronously open file (truncated file)')
 
 
-def test_a_minari_file_that_ends_in_the_middle_is_refused(monkeypatch):
+def test_a_minari_file_that_ends_in_the_middle_is_rejected(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'minari', Unreadable)
     with pytest.raises(DatasetError, match='(?s)minari:x/y-v0: cannot be read: .*truncated file.*minari download x/y'):
         dataset_sources.read('minari:x/y-v0')

@@ -195,7 +195,7 @@ class TestEveryOptimizer:
         optimizer.zero_grad()
         assert all(p.grad is None for p in parameters)
 
-    def test_wrong_arguments_are_refused_by_name(self, cls):
+    def test_wrong_arguments_are_rejected_by_name(self, cls):
         with pytest.raises(ValueError, match=rf'{cls.__name__}.lr must be a number >= 0 .*found int -1'):
             cls(lr=-1)
         with pytest.raises(TypeError, match=rf"{cls.__name__}.lr: .*found 'fast'"):
@@ -205,7 +205,7 @@ class TestEveryOptimizer:
         with pytest.raises(TypeError, match=r'gradient_clipping: expected a number or None, found True'):
             cls(lr=0.1, gradient_clipping=True)
 
-    def test_optimizer_arguments_attached_to_a_parameter_are_refused_by_name(self, cls):
+    def test_optimizer_arguments_attached_to_a_parameter_are_rejected_by_name(self, cls):
         parameter = torch.nn.Parameter(torch.zeros(2))
         parameter.opt_args = {'fixed_norm': True}
         with pytest.raises(ValueError, match=r'weight_opt_args.*not support'):
@@ -312,7 +312,7 @@ def test_without_any_gradient_adam_neither_updates_nor_counts(cls):
     assert [optimizer.state[p]['step'].item() for p in parameters] == [2.0] * 4
 
 
-def test_adam_refuses_parameters_its_kernel_cannot_update():
+def test_adam_rejects_parameters_its_kernel_cannot_update():
     with pytest.raises(TypeError, match='floating-point'):
         Adam([torch.nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)])
     with pytest.raises(ValueError, match='without gaps'):

@@ -55,7 +55,7 @@ def test_a_change_that_no_step_explains_is_an_error():
         updater.adjust_step(lambda: 2.0, 1.0)
 
 
-def test_wrong_bounds_are_refused():
+def test_wrong_bounds_are_rejected():
     parameter, updater = moved([0.0], [1.0])
     with pytest.raises(ValueError, match='above 0'):
         updater.adjust_step(lambda: parameter[0], 0.0)

@@ -71,7 +71,7 @@ def test_a_recurrent_policy_of_normalized_frames_is_the_same_from_its_file(remem
     assert not all(torch.equal(x, y) for x, y in zip(fresh[1:], later[1:]))
 
 
-def test_a_file_that_computes_something_else_is_not_kept(remembering, tmp_path, monkeypatch):
+def test_a_file_that_computes_other_results_is_removed(remembering, tmp_path, monkeypatch):
     policy, env = remembering
     load = exporting.load
 
@@ -99,7 +99,7 @@ def test_actions_come_in_the_bounds_of_the_environment(tmp_path):
     env.close()
 
 
-def test_a_policy_that_draws_random_numbers_is_refused_by_name(tmp_path):
+def test_a_policy_that_draws_random_numbers_is_rejected_by_name(tmp_path):
     policy, env = policy_of('mbrl_random_pendulum', tmp_path)
     with pytest.raises(exporting.ExportError, match=r'(?s)the policy of mbrl_random_pendulum cannot be exported: .*'
                        r'random.*alfx\.load'):
@@ -107,7 +107,7 @@ def test_a_policy_that_draws_random_numbers_is_refused_by_name(tmp_path):
     env.close()
 
 
-def test_other_formats_and_missing_packages_are_refused(tmp_path, monkeypatch):
+def test_other_formats_and_missing_packages_are_rejected(tmp_path, monkeypatch):
     with pytest.raises(ConfError, match=r'ends with \.pt2 or \.onnx'):
         exporting.check_path(str(tmp_path / 'policy.pt'))
     with pytest.raises(ConfError, match='does not exist'):
@@ -150,7 +150,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(remembering, tmp_path, monke
     assert not [name for name in os.listdir(tmp_path) if 'policy' in name]
 
 
-def test_a_folder_is_refused_before_the_work_is_done(tmp_path):
+def test_a_folder_is_rejected_before_the_work_is_done(tmp_path):
     (tmp_path / 'policy.pt2').mkdir()
     with pytest.raises(ConfError, match='policy.pt2 is a folder'):
         exporting.check_path(str(tmp_path / 'policy.pt2'))

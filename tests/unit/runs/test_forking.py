@@ -73,7 +73,7 @@ def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
     go_on(slow)  # it has come to its end; the stored conf has the change
 
 
-def test_invalid_forks_are_refused(run, tmp_path):
+def test_invalid_forks_are_rejected(run, tmp_path):
     with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  available: '):
         forking.branch(run, 1234567, [], str(tmp_path / 'new'))
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):

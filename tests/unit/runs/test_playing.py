@@ -125,7 +125,7 @@ def test_a_long_video_ends_with_a_warning(root_dir, tmp_path, caplog):
     assert 'play.mp4 ends after 4 frames' in caplog.text and 'max_episode_steps' in caplog.text
 
 
-def test_an_unknown_format_and_a_batch_are_refused(root_dir):
+def test_an_unknown_format_and_a_batch_are_rejected(root_dir):
     with pytest.raises(ConfError, match='.mp4 or .gif'):
         play(root_dir, PictureEnv(1), make(root_dir), record_file='play.avi')
     with pytest.raises(ValueError, match='a batch of size 2'):

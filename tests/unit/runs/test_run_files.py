@@ -78,7 +78,7 @@ def test_event_files_are_cut_by_time(tmp_path):
 
 
 @pytest.mark.parametrize('tuning', [[1, 'highest'], [1, 'medium', 'highest'], [2, 'medium', None]])
-def test_decisions_made_at_the_start_are_kept(tmp_path, tuning):
+def test_decisions_made_at_the_start_do_not_change(tmp_path, tuning):
     record = StartRecord(str(tmp_path))
     assert record.read() == {}
     record.write(random_seed=3)

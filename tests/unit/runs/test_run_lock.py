@@ -59,14 +59,14 @@ def test_the_error_names_the_process_that_holds_the_folder(holder, tmp_path):
     assert '--root_dir' in str(caught.value)
 
 
-def test_a_holder_that_was_killed_holds_nothing(holder, tmp_path):
+def test_a_killed_process_releases_its_locks(holder, tmp_path):
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     with run_lock.held(str(tmp_path)):
         assert f'process {os.getpid()} ' in (tmp_path / 'train.lock').read_text()
 
 
-def test_a_process_that_was_forked_off_does_not_hold_the_folder(tmp_path):
+def test_a_forked_process_does_not_lock_the_folder(tmp_path):
     with run_lock.held(str(tmp_path)):
         child = os.fork()
         if not child:
@@ -95,7 +95,7 @@ def test_ranks_of_one_run_hold_it_together_until_the_last_one_ends(tmp_path, mon
         pass
 
 
-def test_all_ranks_are_refused(holder, tmp_path, monkeypatch):
+def test_all_ranks_are_rejected(holder, tmp_path, monkeypatch):
     messages = []
     for rank in (0, 1):
         with pytest.raises(ConfError, match=f'process {holder.pid}'), hold_as(monkeypatch, rank, messages, tmp_path):
@@ -111,7 +111,7 @@ def test_a_file_system_without_locks_logs_a_warning(tmp_path, monkeypatch, caplo
         assert 'cannot be locked (No locks available)' in caplog.text
 
 
-def test_a_folder_that_nothing_was_written_to_is_left_empty(tmp_path):
+def test_a_folder_without_writes_stays_empty(tmp_path):
     with run_lock.held(str(tmp_path)):
         pass
     assert not os.listdir(tmp_path)
@@ -126,7 +126,7 @@ def can_be_locked(root_dir):
     return True
 
 
-def test_a_folder_that_is_removed_while_it_is_held_is_held_again(tmp_path):
+def test_a_folder_removed_while_locked_is_locked_again(tmp_path):
     folder = tmp_path / 'run'
     folder.mkdir()
     with run_lock.held(str(folder)):

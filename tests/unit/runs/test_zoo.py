@@ -53,7 +53,7 @@ def test_other_run_folders_are_not_agents(tmp_path):
 
 
 @pytest.mark.processes
-def test_programs_take_agents_as_run_folders_and_refuse_to_train_them(tmp_path):
+def test_programs_take_agents_as_run_folders_and_reject_to_train_them(tmp_path):
     pytest.importorskip('minigrid')
     name = 'zoo:ppo_episodic_count_minigrid_doorkey_8x8'
 

@@ -43,7 +43,7 @@ def test_files_packed_on_one_machine_are_unpacked_on_another(tmp_path):
     assert files_of(target) == {**FILES, 'progress.csv': 'a\n1\n2\n'}
 
 
-def test_a_file_outside_of_the_run_folder_is_refused(tmp_path):
+def test_a_file_outside_of_the_run_folder_is_rejected(tmp_path):
     run_folder(str(tmp_path / 'a' / 'seed_1'), FILES)
     with pytest.raises(ValueError, match='is not a file of the run folder seed_0'):
         unpack(pack(str(tmp_path / 'a' / 'seed_1')), str(tmp_path / 'b' / 'seed_0'))
@@ -74,7 +74,7 @@ def remote_run(tmp_path, token):
     return RemoteRun(run._asdict(), 'a.b = 2\n', str(tmp_path / 'token'), token, pack(root_dir), PlayedExecution)
 
 
-def test_a_machine_that_sees_the_search_folder_works_there_directly(tmp_path):
+def test_a_machine_with_access_to_the_search_folder_uses_it_directly(tmp_path):
     remote = remote_run(tmp_path, 'same')
     assert remote._execution.run.root_dir == str(tmp_path / 'search' / 'seed_0')
     remote._execution.code = 0

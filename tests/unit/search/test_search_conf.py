@@ -36,7 +36,7 @@ def test_an_error_in_the_search_space_is_found_before_any_run(space, message, tm
     assert not (tmp_path / 'search' / 'trials').exists()
 
 
-def test_a_scope_that_nothing_uses_is_found(tmp_path):
+def test_an_unused_scope_is_detected(tmp_path):
     text = TRAINING + 'Agent.optimizer = @ppo/Adam()\n'
     with pytest.raises(ConfError, match="(?s)no reference uses the scope 'pppo'.*did you mean 'ppo'"):
         prepared(tmp_path, text.replace(SPACE, "Search.space = {'pppo/Adam.lr': 'log_uniform(1e-5, 1e-2)'}"))
@@ -80,7 +80,7 @@ def test_full_name_matches_the_operative_conf():
     ("Search.executr = 'process'", "did you mean 'executor'"), ("Search.function = @bowl()", 'write @name'),
     ("Search.space = {}\nSearch.num_trials = 3", 'use num_seeds'), ("Search.device = 'cuda'", 'is set, but'),
     ('Search.num_trials = 1.5', 'num_trials')])
-def test_settings_that_are_wrong_or_would_be_ignored_are_refused(line, message, tmp_path):
+def test_settings_that_are_wrong_or_would_be_ignored_are_rejected(line, message, tmp_path):
     with pytest.raises(ConfError, match=message):
         prepared(tmp_path, BOWL + line)
 

@@ -104,7 +104,7 @@ def test_an_empty_space_is_repeats_over_seeds(tmp_path):
     assert float(row['value']) == pytest.approx(sum(expected) / 4)
 
 
-def test_sampler_and_pruner_arguments_are_optunas_and_others_are_refused(tmp_path):
+def test_sampler_and_pruner_arguments_are_optunas_and_others_are_rejected(tmp_path):
     with pytest.raises(ConfError, match='Search.sampler_arguments: .*TPESampler.*n_startup'):
         search(tmp_path, BOWL + "Search.sampler_arguments = {'n_startup': 3}\n")
     with pytest.raises(ConfError, match="'seed' cannot be set here"):
@@ -125,7 +125,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(module, message, tmp
 # Seeds, values, failures -----------------------------------------------------------------------------------------
 
 
-def test_the_runs_of_all_trials_get_seeds_of_their_own(tmp_path):
+def test_the_runs_of_all_trials_have_different_seeds(tmp_path):
     seeds = []
 
     def play(run):
@@ -206,7 +206,7 @@ def test_when_one_seed_fails_the_others_of_its_trial_are_stopped(tmp_path):
     assert rows(tmp_path)[1]['log tail'] == 'ValueError: played to fail'
 
 
-def test_a_run_ended_by_a_signal_is_resumed_and_given_up_on_repetition(tmp_path):
+def test_a_run_ended_by_a_signal_is_resumed_but_not_repeatedly(tmp_path):
     starts = []
 
     def play(run):
@@ -396,7 +396,7 @@ def test_a_study_with_a_truncated_last_line_resumes(tmp_path):
     assert [trial.state.name for trial in trials(tmp_path)] == ['COMPLETE'] * 4
 
 
-def test_two_searches_in_one_folder_are_refused_by_name_until_one_has_died(tmp_path):
+def test_a_folder_with_a_running_search_is_rejected_until_the_search_ends(tmp_path):
     folder, gate = SearchFolder(str(tmp_path / 'search')), tmp_path / 'held'
 
     def hold():
@@ -420,7 +420,7 @@ def test_two_searches_in_one_folder_are_refused_by_name_until_one_has_died(tmp_p
     ("bowl.kind = 'flat'", "bowl.kind is 'flat', but the hyperparameter search in .* has not set"),
     ('Search.seed = 3', 'Search.seed is 3, but the hyperparameter search in .* has not set'),
     ("Search.sampler = 'random'", 'Search.sampler'), ('Search.num_seeds = 2', 'Search.num_seeds')])
-def test_another_search_in_the_same_folder_is_refused(change, message, tmp_path):
+def test_another_search_in_the_same_folder_is_rejected(change, message, tmp_path):
     search(tmp_path, BOWL, ['Search.num_trials = 2'])
     with pytest.raises(ConfError, match=message):
         search(tmp_path, BOWL, ['Search.num_trials = 3', change])
@@ -468,7 +468,7 @@ def test_running_trials_are_logged_when_nothing_else_is(tmp_path, monkeypatch):
     assert any(re.fullmatch(r'running: trial 0 at 3.5 \(0 s\), trial 1 at 3.5 \(0 s\)', line) for line in lines)
 
 
-def test_a_run_that_waits_for_room_is_not_out_of_time(tmp_path, monkeypatch):
+def test_a_run_waiting_for_resources_does_not_time_out(tmp_path, monkeypatch):
     start = search_tools.SimulatedExecutor.start
 
     def queued(self, run, wants_to_stop):

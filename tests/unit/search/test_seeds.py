@@ -13,7 +13,7 @@ def test_no_two_runs_of_a_search_share_a_seed(search_seed):
     assert min(seeds) >= 0 and max(seeds) < 2**32
 
 
-def test_seeds_are_scrambled_so_that_neighbours_have_nothing_in_common():
+def test_seeds_are_scrambled_so_that_neighbors_are_unrelated():
     seeds = np.array([run_seed(0, trial, 0) for trial in range(4096)], dtype=np.uint64)
     assert abs(seeds.mean() / 2**32 - 0.5) < 0.03
     changed_bits = [int(a ^ b).bit_count() for a, b in zip(seeds, seeds[1:])]
@@ -31,6 +31,6 @@ def test_the_sampler_gets_another_seed_in_each_trial():
 
 
 @pytest.mark.parametrize('arguments', [(-1, 0, 0), (0, MAX_TRIALS, 0), (0, 0, MAX_SEEDS)])
-def test_numbers_that_would_collide_are_refused(arguments):
+def test_numbers_that_would_collide_are_rejected(arguments):
     with pytest.raises(ConfError, match='expected an int in'):
         run_seed(*arguments)

@@ -12,7 +12,7 @@ def test_a_text_means_a_range(text, probes):
     assert space.parse(text).probes() == probes
 
 
-def test_a_list_means_a_choice_of_its_values_as_a_conf_writes_them():
+def test_a_list_is_a_choice_of_its_values_in_conf_syntax():
     assert space.parse([(64, 64), 'relu', 0.5, True]).probes() == ['(64, 64)', "'relu'", '0.5', 'True']
 
 
@@ -24,7 +24,7 @@ def test_a_grid_lists_every_value_in_order(value, grid):
 
 
 @pytest.mark.parametrize('value', ['uniform(0, 1)', 'log_uniform(1, 2)', 'log_integer(1, 8)', 'integer(0, 10000000)'])
-def test_a_grid_over_a_continuous_range_is_refused(value):
+def test_a_grid_over_a_continuous_range_is_rejected(value):
     with pytest.raises(ConfError, match='step'):
         space.parse(value).grid()
 
@@ -36,6 +36,6 @@ def test_a_grid_over_a_continuous_range_is_refused(value):
     ('uniform(0, x)', 'must be numbers or strings'), ('0.5', 'a list of values'), ('uniform(', 'a list of values'),
     (0.5, '(?s)a list of values.*outside of Search.space'), ([], 'list of values is empty'), ([1, 1], 'listed twice'),
     ('uniform(0, 1e999)', 'must be a number'), ("uniform('a', 1)", 'must be a number'), (True, 'a list of values')])
-def test_a_wrong_range_is_refused_with_a_remedy(value, message):
+def test_a_wrong_range_is_rejected_with_a_remedy(value, message):
     with pytest.raises(ConfError, match=message):
         space.parse(value)

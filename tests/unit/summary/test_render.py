@@ -34,7 +34,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize('name', PICTURES)
-def test_pictures_have_the_size_asked_for_and_something_on_them(name):
+def test_pictures_have_the_requested_size_and_are_not_blank(name):
     picture = PICTURES[name](img_height=60, img_width=80)
     assert picture.shape == (60, 80, 3) and picture.data.dtype == np.uint8
     assert len(np.unique(picture.data)) > 2
@@ -46,7 +46,7 @@ def test_nothing_is_made_unless_rendering_is_enabled():
     assert render.render_curve('n', object()) is None
 
 
-def test_data_of_the_wrong_dimensions_is_refused():
+def test_data_of_the_wrong_dimensions_is_rejected():
     with pytest.raises(ValueError, match=r'2 dimensions.*\[2, 3, 4\]'):
         render.render_heatmap('n', torch.rand(2, 3, 4))
 
@@ -80,7 +80,7 @@ def test_resizing_keeps_the_ratio_of_the_sides():
     assert plain(10, 20).resize(width=40).shape == (20, 40, 3)
 
 
-def test_gray_pictures_become_color_and_floats_are_refused():
+def test_gray_pictures_become_color_and_floats_are_rejected():
     assert Image(np.zeros((2, 3), dtype=np.uint8)).shape == (2, 3, 3)
     with pytest.raises(ValueError, match='float64'):
         Image(np.zeros((2, 3)))

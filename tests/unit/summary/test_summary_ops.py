@@ -53,7 +53,7 @@ def test_nothing_is_written_without_record_if_or_a_writer(events, tmp_path):
     assert not list(tmp_path.iterdir())  # not even a file
 
 
-def test_a_scalar_of_several_elements_is_refused_by_name(events):
+def test_a_scalar_of_several_elements_is_rejected_by_name(events):
     with summary.record_if(True), pytest.raises(ValueError, match="'loss'.*one element.*\\(3,\\)"):
         summary.scalar('loss', torch.zeros(3))
 
@@ -102,7 +102,7 @@ def test_text_images_and_video_arrive(events):
     assert read.Images('clip')[0].encoded_image_string[:3] == b'GIF'
 
 
-def test_an_image_of_the_wrong_format_is_refused(events):
+def test_an_image_of_the_wrong_format_is_rejected(events):
     with summary.record_if(True):
         with pytest.raises(ValueError, match="format 'NCHW'"):
             summary.images('frames', torch.rand(3, 4, 6))

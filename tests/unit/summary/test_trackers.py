@@ -125,12 +125,12 @@ def test_a_tracker_that_cannot_start_ends_the_run_before_training(recorders, tmp
         trackers.Trackers(['wandb'], str(tmp_path))
 
 
-def test_unknown_loggers_are_refused_by_name(tmp_path):
+def test_unknown_loggers_are_rejected_by_name(tmp_path):
     with pytest.raises(ConfError, match=r"loggers.*'wandbb'"):
         TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, loggers=['wandbb'])
 
 
-def test_every_tracker_that_a_conf_may_name_is_there():
+def test_every_tracker_that_a_conf_can_name_exists():
     assert set(LOGGERS) == {'tensorboard', *trackers.TRACKERS}
 
 

@@ -65,7 +65,7 @@ def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):
 @pytest.mark.parametrize('name, kind, recurrent, can', [
     ('SacAlgorithm', 'mixed', True, True), ('DqnAlgorithm', 'discrete', True, True),
     ('DqnAlgorithm', 'continuous', False, False), ('TaacAlgorithm', 'continuous', True, False)])
-def test_impossible_combinations_are_refused(algorithm_table, name, kind, recurrent, can):
+def test_impossible_combinations_are_rejected(algorithm_table, name, kind, recurrent, can):
     assert (algorithm_table.try_to_make(name, kind, recurrent) is not None) == can
 
 

@@ -48,7 +48,7 @@ def test_another_source_tree_is_measured_in_the_same_rounds(monkeypatch, tmp_pat
     assert measured == ['alfx', 'alfx before', 'sb3', 'alfx before', 'sb3', 'alfx']
 
 
-def test_the_sources_that_are_measured_are_those_that_are_named(monkeypatch, tmp_path):
+def test_the_measured_sources_are_the_named_ones(monkeypatch, tmp_path):
     import benchmark
 
     (tmp_path / 'alfx').mkdir()
@@ -95,7 +95,7 @@ assert len(found[0]) == 1 and found[0] == os.sched_getaffinity(0), found
 
 @needs_affinity
 @pytest.mark.parametrize('number', [-1, 10_000])
-def test_missing_cores_are_refused(number):
+def test_missing_cores_are_rejected(number):
     import benchmark
 
     before = os.sched_getaffinity(0)
@@ -123,7 +123,7 @@ def test_a_benchmark_uses_one_core_by_default(monkeypatch):
 @pytest.mark.parametrize('workload, requested',
                          [('ppo_cart_pole', 512), ('a2c_cart_pole', 512), ('pqn_cart_pole', 2048)])
 @pytest.mark.parametrize('peer', ['alfx', 'bare'])
-def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload, requested):
+def test_a_peer_takes_the_requested_steps(peer, workload, requested):
     from benchmark_peers import PEERS, WORKLOADS
 
     steps, seconds = PEERS[peer](WORKLOADS[workload], requested, 0)
@@ -134,7 +134,7 @@ def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload, requested):
 
 @pytest.mark.parametrize('workload', ['iql_half_cheetah', 'td3_bc_half_cheetah'])
 @pytest.mark.parametrize('peer', ['alfx', 'bare'])
-def test_a_peer_makes_the_updates_that_it_is_asked_for(peer, workload):
+def test_a_peer_makes_the_requested_updates(peer, workload):
     pytest.importorskip('mujoco')
     from benchmark_peers import PEERS, WORKLOADS
 

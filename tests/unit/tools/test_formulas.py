@@ -140,7 +140,7 @@ def test_confs_code_and_tables_are_no_formulas(formulas, block):
 @pytest.mark.parametrize('text', [
     'x = a / b c', 'x = a / b / c', 'x = log y / z', 'x = log sum_k y_k / z', 'x = y / sum z', 'x = a /b', 'x = (a',
     'x = a)', 'x = |a', 'x = a +', 'x = * a', 'x = a^b^c', 'x = log_p', 'x = f(y)[i]', 'x = one-step + y', 'x == y'])
-def test_what_is_ambiguous_or_incomplete_stays_code(formulas, text):
+def test_ambiguous_or_incomplete_formulas_stay_code(formulas, text):
     assert formulas.to_latex(text) is None
 
 

@@ -50,12 +50,12 @@ def test_datasets_of_shipped_confs_can_be_created(make_datasets):
 @pytest.mark.parametrize('name, message', [('pendulums', 'no recipe for pendulums.*pendulum'),
                                            ('pendulum/half', 'no level half of pendulum.*random'),
                                            ('corridor/replay', 'no level replay of corridor')])
-def test_datasets_without_a_recipe_are_refused(make_datasets, name, message):
+def test_datasets_without_a_recipe_are_rejected(make_datasets, name, message):
     with pytest.raises(gin_utils.ConfError, match=f'(?s){message}'):
         make_datasets.names_of(name)
 
 
-def test_a_dataset_is_made_once_with_its_reference_returns(make_datasets, tmp_path, monkeypatch):
+def test_a_dataset_is_created_once_with_its_reference_returns(make_datasets, tmp_path, monkeypatch):
     monkeypatch.setitem(make_datasets.RECIPES, 'tiny',
                         make_datasets.Recipe('sac_pendulum', 160, 40, 'sac_pendulum', TINY))
     monkeypatch.setattr(make_datasets, 'MEDIUM', -1e9)  # the run is too short to learn

@@ -39,7 +39,7 @@ def test_the_ratio_is_the_median_of_the_rounds(population_speed, monkeypatch, ca
     assert row == '| svgd | updates | 30 | Pyro | 10 | 3.0 |'
 
 
-def test_missing_peers_are_named_and_unknown_workloads_refused(population_speed, monkeypatch, capsys):
+def test_missing_peers_are_named_and_unknown_workloads_rejected(population_speed, monkeypatch, capsys):
     def missing():
         raise ModuleNotFoundError(name='pyro')
     monkeypatch.setitem(population_speed.WORKLOADS, 'svgd', ('updates', lambda: None, missing))

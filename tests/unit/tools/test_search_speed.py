@@ -17,7 +17,7 @@ def tools_on_path(monkeypatch):
 
 
 @pytest.mark.compiles
-def test_every_measured_run_is_a_search_of_its_own_and_takes_time(monkeypatch):
+def test_every_measured_run_is_a_separate_search_and_takes_time(monkeypatch):
     import search_speed
     monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(calls=1, compiled_calls=1))
     torch.manual_seed(0)

@@ -105,7 +105,7 @@ def test_a_run_with_callbacks_equals_a_run_without(tmp_path):
     assert [{name: row[name] for name in one[0]} for row in two] == one
 
 
-def test_a_run_without_callbacks_stores_nothing_of_them(tmp_path):
+def test_a_run_without_callbacks_stores_no_callback_state(tmp_path):
     train(tmp_path, evaluate=False, num_iterations=1, num_checkpoints=1)
     state = Checkpointer(run_files.checkpoint_dir(str(tmp_path)))._read('latest')[2]['trainer']
     assert 'callbacks' not in state
@@ -129,7 +129,7 @@ class Counter(Callback):
         self.count = state['count']
 
 
-def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path, capsys):
+def test_a_run_stopped_by_a_callback_does_not_continue(tmp_path, capsys):
     train(tmp_path, Counter(stop_at=3))
     assert 'Counter stops the run: enough' in capsys.readouterr().err
     assert [row['count'] for row in rows(tmp_path / 'progress.csv')] == ['1', '2', '3']
@@ -176,7 +176,7 @@ def test_an_error_in_a_hook_names_the_callback_and_the_hook(tmp_path, hook):
 
 
 @pytest.mark.parametrize('state, found', [({'a': np.float64(1)}, 'numpy.float64'), ({'a': [{1, 2}]}, 'builtins.set')])
-def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path, state, found):
+def test_a_state_that_a_checkpoint_cannot_hold_is_rejected(tmp_path, state, found):
     class Unsaved(Callback):
         def state_dict(self):
             return state
@@ -205,19 +205,19 @@ def test_the_training_is_saved_although_a_state_cannot_be(tmp_path):
     ([Counter(), KeepBestCheckpoint()], {'evaluate': False}, 'KeepBestCheckpoint, whose on_evaluation_end would never'),
     ([EpisodeLog(), EpisodeLog()], {}, 'two callbacks with the file episodes.csv'),
 ])
-def test_callbacks_that_cannot_work_are_refused(tmp_path, callbacks, params, message):
+def test_callbacks_that_cannot_work_are_rejected(tmp_path, callbacks, params, message):
     with pytest.raises(ConfError, match=message):
         train(tmp_path, *callbacks, **params)
 
 
-def test_a_callback_may_be_given_by_its_class_or_a_factory():
+def test_a_callback_can_be_a_class_or_a_factory():
     config = SimpleNamespace(callbacks=[Counter, lambda: Counter()], root_dir='', ml_type='rl', collects=True,
                              evaluate=True)
     runner = CallbackRunner(config, SimpleNamespace(get_metrics=list), None)
     assert runner.users_of('on_iteration_end') == ['Counter', 'Counter_2']
 
 
-def test_names_and_values_that_cannot_be_logged_are_refused():
+def test_names_and_values_that_cannot_be_logged_are_rejected():
     run = TrainingRun('', None)
     with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):
         run.log('env_steps', 1)
@@ -328,7 +328,7 @@ def test_the_best_result_follows_the_mode_and_ignores_nan(mode, values, expected
     assert found == expected
 
 
-def test_an_unknown_metric_is_refused_with_the_nearest_name():
+def test_an_unknown_metric_is_rejected_with_the_nearest_name():
     run = TrainingRun('', None, evaluation={'average_return': 1.0, 'average_length': 2.0})
     with pytest.raises(ConfError, match="no result 'average_retrun'\n  did you mean 'average_return'"):
         KeepBestCheckpoint(metric='average_retrun').on_evaluation_end(run)
@@ -336,7 +336,7 @@ def test_an_unknown_metric_is_refused_with_the_nearest_name():
 
 @pytest.mark.parametrize('make', [lambda: KeepBestCheckpoint(mode='most'), lambda: StopWithoutImprovement(patience=0),
                                   lambda: EpisodeLog(file='progress.csv'), lambda: EpisodeLog(file='../e.csv')])
-def test_wrong_settings_of_callbacks_are_refused(make):
+def test_wrong_settings_of_callbacks_are_rejected(make):
     with pytest.raises(ConfError, match='KeepBestCheckpoint.mode|StopWithoutImprovement.patience|EpisodeLog.file'):
         make()
 

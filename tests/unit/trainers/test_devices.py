@@ -36,7 +36,7 @@ def test_a_device_is_found_by_its_name_and_a_gpu_has_its_number(gpus, count, nam
     (2, 'cuda:2', r'available devices: cpu, cuda:0 \(GPU number 0\), cuda:1 \(GPU number 1\)'),
     (1, 'gpu', "expected 'cpu', 'cuda', 'cuda:N' or 'auto'.*cuda:0"), (0, 'cuda:', "expected 'cpu'"),
     (0, 'CPU', "expected 'cpu'"), (0, 'cuda:-1', "expected 'cpu'")])
-def test_missing_devices_are_refused_with_the_available_ones(gpus, count, name, message):
+def test_missing_devices_are_rejected_with_the_available_ones(gpus, count, name, message):
     gpus(count)
     with pytest.raises(gin_utils.ConfError, match=f'(?s){message}'):
         devices.find_device(name)
@@ -54,7 +54,7 @@ def test_a_device_in_use_is_the_default_one_and_the_current_gpu(monkeypatch):
 @pytest.mark.parametrize('program, arguments', [
     ('train', ['--conf', 'ppo_cart_pole', '--root_dir', 'run']), ('check', ['--conf', 'ppo_cart_pole']),
     ('evaluate', ['--root_dir', '.']), ('play', ['--root_dir', '.'])])
-def test_every_program_refuses_a_missing_gpu_before_it_writes_anything(program, arguments, tmp_path, repository):
+def test_every_program_rejects_a_missing_gpu_before_it_writes_anything(program, arguments, tmp_path, repository):
     found = warm_starts.run([sys.executable, '-m', f'alfx.bin.{program}', *arguments, '--device', 'cuda:99'],
                            capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
                            env={**os.environ, 'PYTHONPATH': repository})
@@ -64,7 +64,7 @@ def test_every_program_refuses_a_missing_gpu_before_it_writes_anything(program, 
 
 
 @pytest.mark.parametrize('count, device, found', [(0, 'cpu', ''), (1, 'cpu', 'GPU number 0'), (1, 'meta', '')])
-def test_a_gpu_that_is_not_used_is_named(gpus, count, device, found):
+def test_an_unused_gpu_is_reported(gpus, count, device, found):
     gpus(count)
     context.set_default_device(torch.device(device))
     try:

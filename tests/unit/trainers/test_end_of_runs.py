@@ -42,7 +42,7 @@ def test_a_good_enough_evaluation_ends_the_run_with_checkpoint_and_log(tmp_path,
     assert any(name.startswith('ckpt-2') for name in os.listdir(tmp_path / 'train/algorithm'))
 
 
-def test_a_run_that_is_never_good_enough_runs_to_its_end(tmp_path):
+def test_a_run_that_never_reaches_the_threshold_runs_to_its_end(tmp_path):
     trainer, returned = run(tmp_path, *EVALUATED, 'TrainerConfig.num_iterations = 4',
                             'TrainerConfig.stop_at_return = 1000.0')
     assert trainer.current_iterations() == 4 and returned < 1000.0
@@ -52,6 +52,6 @@ def test_a_run_that_is_never_good_enough_runs_to_its_end(tmp_path):
     (['TrainerConfig.stop_at_return = 5.0'], 'stop_at_return = 5 needs evaluations'),
     (['TrainerConfig.num_episodes = 5', 'TrainerConfig.num_summaries = 10'], 'num_summaries = 10 needs the number'),
     ([], 'never end')])
-def test_settings_that_contradict_each_other_are_refused(tmp_path, params, message):
+def test_settings_that_contradict_each_other_are_rejected(tmp_path, params, message):
     with pytest.raises(ConfError, match=message):
         run(tmp_path, *params)

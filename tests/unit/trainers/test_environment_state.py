@@ -129,7 +129,7 @@ def test_a_large_state_is_not_saved_and_this_is_logged_once(tmp_path, caplog, en
 
 
 @pytest.mark.parametrize('error', [NotImplementedError('a world'), RuntimeError('a node')])
-def test_a_state_that_cannot_be_pickled_ends_nothing(tmp_path, caplog, error):
+def test_a_state_that_cannot_be_pickled_stops_nothing(tmp_path, caplog, error):
     class Part:
         def __reduce__(self):
             raise error
@@ -174,7 +174,7 @@ class TestVerification:
         env.seed(0)
         return env, make_config(folder)
 
-    def test_a_verified_state_is_restored_at_once_from_then_on(self, make_state, caplog, monkeypatch):
+    def test_a_verified_state_is_restored_at_once_afterwards(self, make_state, caplog, monkeypatch):
         env, config = make_state('Sound')
         state, saved = saved_after(env, config)
         with caplog.at_level(logging.INFO):
@@ -210,7 +210,7 @@ class TestVerification:
             assert not resumed.restore(saved) and resumed.get() == saved
         assert caplog.text.count(reason) == 2 and caplog.text.count('a resumed run starts new episodes') == 2
 
-    def test_a_process_that_hangs_is_ended(self, make_state, caplog, monkeypatch):
+    def test_a_hanging_process_is_stopped(self, make_state, caplog, monkeypatch):
         monkeypatch.setattr(environment_state, '_TIMEOUT_SECONDS', 0.0)
         env, config = make_state('Sound')
         state, _ = saved_after(env, config)
@@ -225,7 +225,7 @@ class TestVerification:
         state.finish()
         assert not state._is_verified and pickle.loads(state.get())[1]
 
-    def test_a_process_stopped_from_outside_proves_nothing(self, make_state):
+    def test_a_verification_stopped_from_outside_has_no_result(self, make_state):
         env, config = make_state('Sound')
         state, _ = saved_after(env, config)
         state.advance()

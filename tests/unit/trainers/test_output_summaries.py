@@ -62,7 +62,7 @@ def test_nothing_is_written_while_outputs_are_switched_off(summarized_network):
 
 
 @pytest.mark.parametrize('summarize_output', [True, False])
-def test_a_run_summarizes_the_networks_of_all_its_updates_if_asked(tmp_path, monkeypatch, replayed_at_once,
+def test_a_run_can_summarize_the_networks_of_all_its_updates(tmp_path, monkeypatch, replayed_at_once,
                                                                    summarize_output):
     written = Writer()
     monkeypatch.setattr(summary.writer.SummaryWriter, 'add_scalar', lambda self, *args: written.add_scalar(*args))

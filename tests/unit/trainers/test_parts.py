@@ -78,7 +78,7 @@ def test_the_state_of_the_generators_can_be_read_without_executing_code():
     assert draw() == expected
 
 
-def test_a_seed_is_drawn_if_none_is_given():
+def test_a_seed_is_drawn_by_default():
     assert random_state.set_random_seed(None) != random_state.set_random_seed(None)
 
 
@@ -119,7 +119,7 @@ def test_precision_is_that_which_is_faster_and_computes_in_float32(tmp_path, tor
 
 
 @pytest.mark.parametrize('acting_rows, expected', [(1, 'highest'), (64, 'medium')])
-def test_acting_on_few_rows_has_a_precision_of_its_own(tmp_path, torch_settings, monkeypatch, acting_rows, expected):
+def test_acting_on_few_rows_has_a_separate_precision(tmp_path, torch_settings, monkeypatch, acting_rows, expected):
     def attempt(rows, columns, batch_size):
         return {'highest': (1.0, 3e-6), 'medium': (0.5 if batch_size > 1 else 2.0, 3e-6)}
 
@@ -163,7 +163,7 @@ def test_the_trial_measures_and_restores_the_precision():
     assert 0 < outcome['highest'][1] < 1e-4  # of sums of 256 products of standard normal numbers
 
 
-def test_the_conf_decides_if_it_wants_to(tmp_path, torch_settings):
+def test_the_conf_can_override_the_decision(tmp_path, torch_settings):
     tuning = choose(tmp_path, nn.Linear(4, 4), batch_size=1, num_threads=2, float32_matmul_precision='high')
     assert tuning == (2, 'high', None)
 
@@ -281,7 +281,7 @@ def test_runs_without_a_column_are_named_and_the_others_drawn(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('columns', [80, 100])
-def test_a_progress_bar_shows_speed_and_time_left_first(monkeypatch, columns):
+def test_a_progress_bar_shows_speed_and_remaining_time_first(monkeypatch, columns):
     monkeypatch.setenv('COLUMNS', str(columns))
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr('alfx.trainers.progress_display.time.monotonic', lambda: clock[0])
@@ -308,7 +308,7 @@ def test_an_unknown_column_is_an_error_that_names_the_others(tmp_path):
         curves.read_curve(folder, 'env_steps', 'averge_return', False)
 
 
-def test_a_pause_hardly_changes_the_time_left(monkeypatch):
+def test_a_pause_hardly_changes_the_remaining_time(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr('alfx.trainers.progress_display.time.monotonic', lambda: clock[0])
     stream = io.StringIO()

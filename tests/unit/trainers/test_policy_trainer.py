@@ -172,7 +172,7 @@ def test_the_axis_is_the_counter_if_environment_steps_show_no_progress(tmp_path)
         make_config(tmp_path, ml_type='sl', summary_axis='env_steps')
 
 
-def test_the_given_number_of_evaluations_takes_place(tmp_path):
+def test_the_given_number_of_evaluations_is_made(tmp_path):
     # FIRST steps do not count as environment steps, so the run has more iterations than its step count suggests
     trainer = run(tmp_path, num_iterations=0, num_env_steps=400, evaluate=True, num_evals=4, num_eval_episodes=2)
     results = [int(row['iteration']) for row in read_results(str(tmp_path))]
@@ -316,7 +316,7 @@ def test_event_files_have_no_duplicates_after_a_resume(tmp_path):
     assert [r['iteration'] for r in read_results(str(tmp_path))] == [3, 6, 9, 12]
 
 
-def test_a_randomly_drawn_seed_is_kept_when_the_run_restarts(tmp_path):
+def test_a_randomly_drawn_seed_is_reused_when_the_run_restarts(tmp_path):
     first = run(tmp_path, random_seed=None, stop_after=2)
     second = run(tmp_path, random_seed=None)
     assert first._config.random_seed == second._config.random_seed
@@ -381,7 +381,7 @@ def test_a_damaged_checkpoint_loses_only_the_steps_since_the_previous_one(tmp_pa
     assert all(torch.equal(a, b) for a, b in zip(parameters(uninterrupted), parameters(resumed)))
 
 
-def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
+def test_a_checkpoint_of_another_algorithm_is_rejected(tmp_path):
     class Larger(SmallPolicy):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -428,7 +428,7 @@ class BreaksAtSix(SmallPolicy):
         return super().train_iter()
 
 
-def test_a_crash_leaves_a_checkpoint_in_a_folder_of_its_own(tmp_path):
+def test_a_crash_leaves_a_checkpoint_in_a_separate_folder(tmp_path):
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, algorithm_ctor=BreaksAtSix)
     assert steps(tmp_path) == [4]
@@ -436,7 +436,7 @@ def test_a_crash_leaves_a_checkpoint_in_a_folder_of_its_own(tmp_path):
     assert Checkpointer(folder).steps() == [6]
 
 
-def test_environments_are_closed_however_a_run_ends(tmp_path):
+def test_environments_are_closed_at_every_kind_of_end_of_a_run(tmp_path):
     trainer = WalkTrainer(make_config(tmp_path, algorithm_ctor=BreaksAtSix))
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -621,7 +621,7 @@ def test_supervised_evaluation_needs_an_algorithm_that_evaluates(tmp_path):
         supervised(tmp_path, algorithm_ctor=NoEvaluation)
 
 
-def test_a_rank_started_by_hand_is_refused_with_the_right_command(tmp_path, monkeypatch):
+def test_a_rank_started_by_hand_is_rejected_with_the_right_command(tmp_path, monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(RuntimeError, match='torchrun'):
         RLTrainer(make_config(tmp_path), ddp_rank=0)

@@ -75,7 +75,7 @@ def test_the_random_state_of_the_caller_does_not_change(masked_run):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_an_observation_of_another_shape_is_refused(masked_run):
+def test_an_observation_of_another_shape_is_rejected(masked_run):
     policy = alfx.load(masked_run)
     with pytest.raises(SpecError, match=r'expected .*found an array of shape \(4,\)'):
         policy.predict(np.zeros(4))
@@ -83,7 +83,7 @@ def test_an_observation_of_another_shape_is_refused(masked_run):
         policy.predict({'position': np.zeros(2)})
 
 
-def test_a_continuous_action_is_in_bounds_and_that_of_evaluation(tmp_path):
+def test_a_continuous_action_is_in_bounds_and_equals_that_of_evaluation(tmp_path):
     alfx.train('ppo_pendulum', SMALL, str(tmp_path / 'run'))
     policy = alfx.load(str(tmp_path / 'run'))
     action = policy.predict(np.array([1.0, 0.0, 0.5], np.float32))
@@ -149,13 +149,13 @@ def test_infinity_is_accepted_and_stored_in_the_run(tmp_path):
 @pytest.mark.parametrize('argument', [dict(checkpoint_step=2.5), dict(checkpoint_step=-1), dict(checkpoint_step=True),
                                       dict(checkpoint_step='newest'), dict(epsilon_greedy=2.0),
                                       dict(epsilon_greedy=float('nan')), dict(epsilon_greedy='0')])
-def test_load_refuses_arguments_out_of_range(masked_run, argument):
+def test_load_rejects_arguments_out_of_range(masked_run, argument):
     with pytest.raises(gin_utils.ConfError, match=f'alfx.load.{next(iter(argument))} must be'):
         alfx.load(masked_run, **argument)
 
 
 @pytest.mark.parametrize('number', [float('nan'), float('inf')])
-def test_predict_refuses_numbers_that_are_not_finite(masked_run, number):
+def test_predict_rejects_numbers_that_are_not_finite(masked_run, number):
     policy = alfx.load(masked_run)
     with pytest.raises(SpecError, match='observation: expected finite numbers'):
         policy.predict(np.array([0.0, number]))
@@ -165,7 +165,7 @@ def test_predict_refuses_numbers_that_are_not_finite(masked_run, number):
 
 
 @pytest.mark.parametrize('value', [4, -1, 1.5, 300])
-def test_predict_refuses_values_that_the_space_does_not_have(value):
+def test_predict_rejects_values_that_the_space_does_not_have(value):
     policy = FourStates()
     with pytest.raises(SpecError, match=f'expected .*found {value}'):
         policy._batched(value)
@@ -214,7 +214,7 @@ def test_policies_load_in_several_threads_at_once(masked_run, tmp_path):
     assert shapes == [(2, ), (3, )] * 3
 
 
-def test_a_second_thread_is_refused_while_one_trains(masked_run, tmp_path, monkeypatch):
+def test_a_second_thread_is_rejected_while_one_trains(masked_run, tmp_path, monkeypatch):
     policy, refused = alfx.load(masked_run), []
 
     def call_from_another_thread(self):
@@ -255,7 +255,7 @@ def test_evaluate_plays_the_chosen_number_of_episodes_reproducibly(masked_run):
 
 @pytest.mark.parametrize('argument', [dict(num_episodes=0), dict(num_environments=1.5), dict(random_seed=-1),
                                       dict(checkpoint_step='newest'), dict(epsilon_greedy=2.0)])
-def test_evaluate_refuses_arguments_out_of_range(masked_run, argument):
+def test_evaluate_rejects_arguments_out_of_range(masked_run, argument):
     with pytest.raises(gin_utils.ConfError, match=f'alfx.evaluate.{next(iter(argument))} must be'):
         alfx.evaluate(masked_run, **argument)
 
@@ -313,7 +313,7 @@ def make_no_environment():
     return 3
 
 
-def test_an_environment_is_given_by_its_class(tmp_path, capsys):
+def test_an_environment_can_be_specified_by_its_class(tmp_path, capsys):
     params = {**SMALL, 'create_environment.env_name': Corridor, 'suite_gym.load.env_args': {'length': 6}}
     alfx.train('ppo_cart_pole', params, tmp_path / 'a')
     assert capsys.readouterr().err.startswith('Corridor, PPOAlgorithm')
@@ -411,7 +411,7 @@ def test_a_registered_class_of_the_program_is_used_with_its_bindings(program, tm
     assert f'\n__main__.{name}.limit = 5.0' in (tmp_path / '5.0/conf/operative.gin').read_text()
 
 
-def test_a_registered_class_of_a_function_is_refused(program):
+def test_a_registered_class_of_a_function_is_rejected(program):
     assert binding_lines({'A.b': program.limited}, program.name)[-1] == f'A.b = @{program.name}.{program.name}Limited'
     for main in (None, program.name):
         with pytest.raises(gin_utils.ConfError, match='A.b = .*Local.*\n.*top level of a module'):
@@ -469,7 +469,7 @@ def test_a_notebook_shows_at_most_ten_lines_of_a_conf_error():
     assert len(lines) == 10 and lines[8] == 'problem 4' and lines[9].startswith('... and 9 more lines')
 
 
-def test_errors_name_what_the_caller_wrote(tmp_path):
+def test_errors_name_the_names_used_by_the_caller(tmp_path):
     with pytest.raises(gin_utils.ConfError) as caught:
         alfx.train('ppo_cart_pole', {'ppo/Adam.lrr': 1}, tmp_path / 'run')
     assert str(caught.value) == "override 'ppo/Adam.lrr = 1': Adam has no parameter 'lrr'\n  did you mean 'lr'?"

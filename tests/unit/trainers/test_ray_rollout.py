@@ -301,7 +301,7 @@ def test_the_newest_step_is_last_for_the_learner_but_not_for_the_metrics():
 
 @pytest.mark.parametrize('address, words', [
     ('ray://127.0.0.1:10001', 'machine of the cluster'), ('127.0.0.1:1', 'no Ray cluster answers')])
-def test_an_address_without_a_cluster_is_refused_by_name(monkeypatch, address, words):
+def test_an_address_without_a_cluster_is_rejected_by_name(monkeypatch, address, words):
     import ray
     monkeypatch.setattr(ray, 'is_initialized', lambda: False)
     if '//' not in address:
@@ -313,7 +313,7 @@ def test_an_address_without_a_cluster_is_refused_by_name(monkeypatch, address, w
     assert address in str(caught.value)
 
 
-def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypatch):
+def test_without_the_extra_the_option_is_rejected_by_its_name(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *ON_RAY, *SAMPLED, 'TrainerConfig.num_ray_workers=2')
     algorithm = make_algorithm(config, acting.create_environment(config))
     assert algorithm.environment.batch_size == 2 * 3
@@ -322,7 +322,7 @@ def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypat
         acting.check(algorithm, config)
 
 
-def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monkeypatch):
+def test_on_policy_algorithms_are_rejected_before_anything_starts(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *ON_RAY, 'Steering.on_policy=True', 'TrainerConfig.num_ray_workers=2')
     algorithm = make_algorithm(config, acting.create_environment(config))
     for refuse in (acting.check, ray_rollout.RayRollout):
@@ -330,7 +330,7 @@ def test_on_policy_algorithms_are_refused_before_anything_starts(tmp_path, monke
             refuse(algorithm, config)
 
 
-def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
+def test_a_run_without_a_conf_in_its_folder_is_rejected(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *ON_RAY, *SAMPLED, 'TrainerConfig.num_ray_workers=1')
     os.unlink(tmp_path / 'conf' / 'config.gin')
     with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):

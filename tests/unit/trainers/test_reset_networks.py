@@ -149,7 +149,7 @@ def test_recorded_updates_use_the_new_values(tmp_path):
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
 
 
-def test_wrong_settings_are_refused(tmp_path):
+def test_wrong_settings_are_rejected(tmp_path):
     with pytest.raises(ConfError, match='there are no steps to reset at'):
         ResetNetworks()
     for steps in ((0,), ('x',)):
@@ -168,7 +168,7 @@ def test_wrong_settings_are_refused(tmp_path):
         CallbackRunner(config, None, None)
 
 
-def test_several_processes_are_refused(tmp_path):
+def test_several_processes_are_rejected(tmp_path):
     class Joined(Callback):
         def on_training_start(self, run):
             run.algorithm.updater.ranks = object()

@@ -110,7 +110,7 @@ def test_statistics_changed_by_acting_are_reported_and_kept(tmp_path, monkeypatc
     assert other.statistics() == {}
 
 
-def test_weights_of_another_algorithm_are_refused_by_name(tmp_path, monkeypatch):
+def test_weights_of_another_algorithm_are_rejected_by_name(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED)
     worker, state = make_worker(config), policy_state(make_algorithm(config))
     state['_net.weight'] = torch.zeros(7)

@@ -109,7 +109,7 @@ def program(name, *arguments):
                           timeout=100)
 
 
-def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path):
+def test_evaluate_and_plot_accept_the_run_and_play_rejects_with_a_hint(tmp_path):
     train(tmp_path, 'run')
     root_dir = str(tmp_path / 'run')
     expected = table(tmp_path / 'run/eval/progress.csv')[-1]
@@ -127,7 +127,7 @@ def test_evaluate_and_plot_accept_the_run_and_play_refuses_with_a_hint(tmp_path)
     assert f"{float(expected['test_accuracy']):.5g} at 4" in output and picture.stat().st_size
 
 
-def test_an_update_that_cannot_be_compiled_is_refused_before_training(tmp_path):
+def test_an_update_that_cannot_be_compiled_is_rejected_before_training(tmp_path):
     kind = dict(PARTICLES, more='TrainerConfig.compile = True\nFuncParVIAlgorithm.par_vi = "minmax"\n'
                 'FuncParVIAlgorithm.critic_optimizer = @Adam()')
     with pytest.raises(ConfError, match='compile = True is not possible with FuncParVIAlgorithm'):

@@ -56,7 +56,7 @@ def test_dropped_forests_are_freed_at_once():
         gc.enable()
 
 
-def test_a_copy_searches_with_trees_of_its_own():
+def test_a_copy_searches_with_its_own_trees():
     search = TreeSearch(SearchSettings(4))
     trees = run(search)
     for other in (copy.deepcopy(search), pickle.loads(pickle.dumps(search))):

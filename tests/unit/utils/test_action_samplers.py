@@ -40,7 +40,7 @@ def test_concentration_sharpens_the_probabilities():
     close(CategoricalSeedSampler(4, concentration=0)(MANY, torch.zeros(20000, 4))[0], uniform)
 
 
-def test_kept_noise_repeats_the_action_until_resampled():
+def test_stored_noise_repeats_the_action_until_resampled():
     torch.manual_seed(0)
     sampler = CategoricalSeedSampler(4, new_noise_prob=0.0)
     first, noise = sampler(MANY, torch.zeros(20000, 4))
@@ -61,6 +61,6 @@ def test_new_noise_at_the_start_of_an_episode_only_where_it_starts():
 
 @pytest.mark.parametrize('make', [lambda: EpsilonGreedySampler(1.5), lambda: CategoricalSeedSampler(3, -0.1),
                                   lambda: CategoricalSeedSampler(0), lambda: CategoricalSeedSampler(3, 0.1, -1)])
-def test_arguments_out_of_range_are_refused(make):
+def test_arguments_out_of_range_are_rejected(make):
     with pytest.raises(ValueError, match='Sampler'):
         make()

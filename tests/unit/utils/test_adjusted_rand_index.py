@@ -42,7 +42,7 @@ def test_trivial_partitions(labels, clusters, expected):
         [expected]
 
 
-def test_nothing_counted_is_perfect_agreement():
+def test_no_counted_pixels_are_perfect_agreement():
     labels = torch.randint(0, 3, (2, 9))
     assert adjusted_rand_index(labels, labels + 1, torch.zeros(2, 9, dtype=torch.bool)).tolist() == [1.0, 1.0]
 
@@ -58,6 +58,6 @@ def test_bytes_are_accepted_and_inputs_do_not_change():
     (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64), 'same shape'),
     (torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.int64), 'labels to be integers'),
     (torch.zeros(1, 3, dtype=torch.int64), -torch.ones(1, 3, dtype=torch.int64), 'clusters to be integers')])
-def test_bad_input_is_refused(labels, clusters, message):
+def test_bad_input_is_rejected(labels, clusters, message):
     with pytest.raises(ValueError, match=message):
         adjusted_rand_index(labels, clusters)

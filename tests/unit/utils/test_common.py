@@ -7,7 +7,7 @@ from alfx.utils import common
 
 
 @pytest.mark.parametrize('x, expected', [((1, 2), [1, 2]), ([1], [1]), (None, [None]), ('ab', ['ab']), ({}, [{}])])
-def test_as_list_wraps_what_is_not_a_list(x, expected):
+def test_as_list_wraps_values_that_are_not_lists(x, expected):
     assert common.as_list(x) == expected
 
 

@@ -25,7 +25,7 @@ def test_a_single_sample_has_no_interval():
     assert np.isnan(confidence_interval(np.array([1.0])))
 
 
-def test_arguments_out_of_range_are_refused():
+def test_arguments_out_of_range_are_rejected():
     with pytest.raises(ValueError):
         student_t_quantile(0.4, 3)
     with pytest.raises(ValueError):

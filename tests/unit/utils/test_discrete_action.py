@@ -16,14 +16,14 @@ def test_indices_count_from_the_minimum_and_back():
     assert back.tolist() == [-2, 2] and back.dtype == torch.int32
 
 
-def test_an_action_alone_in_a_nest_is_put_back_into_it():
+def test_an_action_in_a_nest_of_one_is_returned_in_the_nest():
     action = DiscreteAction({'move': BoundedTensorSpec((), torch.int64, 1, 3)}, 'Owner')
     assert action.action(torch.tensor([0]))['move'].tolist() == [1]
     assert action.index({'move': torch.tensor([3])}).tolist() == [2]
 
 
 @pytest.mark.parametrize('epsilon', [0.0, 0.4, 1.0])
-def test_exploration_replaces_a_share_of_the_actions_by_uniform_ones(epsilon):
+def test_exploration_replaces_a_fraction_of_the_actions_with_uniform_ones(epsilon):
     torch.manual_seed(0)
     action = DiscreteAction(BoundedTensorSpec((), torch.int64, 0, 3), 'Owner')
     index = torch.full((40000, ), 2)
@@ -38,7 +38,7 @@ SPEC = BoundedTensorSpec((), torch.int64, 0, 1)
 
 
 @pytest.mark.parametrize('spec', [SPEC.replace(dtype=torch.float32), SPEC.replace(shape=(2, )), [SPEC, SPEC]])
-def test_any_other_action_is_refused(spec):
+def test_any_other_action_is_rejected(spec):
     with pytest.raises(ValueError, match='Owner: expected one discrete action'):
         DiscreteAction(spec, 'Owner')
 

@@ -110,7 +110,7 @@ def test_a_distribution_spec_contains_specs_and_compares_equal(make):
 
 
 @each_kind
-def test_leaves_may_be_anything(make):
+def test_leaves_can_be_arbitrary_objects(make):
     dist = make()
     placeholders = nest.map_structure(lambda x: None, dist)
     assert nest.flatten(placeholders) == [None] * len(nest.flatten(dist))
@@ -185,13 +185,13 @@ def test_different_settings_are_different_structures():
         du.ShiftedCategorical(torch.zeros(2, 3), 2))
 
 
-def test_parameters_with_the_wrong_names_are_refused():
+def test_parameters_with_the_wrong_names_are_rejected():
     spec = du.extract_spec({'x': normal()})
     with pytest.raises(ValueError, match="expected a dict with \\['loc', 'scale'\\]"):
         du.params_to_distributions({'x': {'loc': loc()}}, spec)
 
 
-def test_an_unknown_distribution_is_refused_by_name():
+def test_an_unknown_distribution_is_rejected_by_name():
     with pytest.raises(TypeError, match='VonMises is not registered'):
         du.extract_distribution_parameters(td.VonMises(torch.zeros(2), torch.ones(2)))
 

@@ -32,7 +32,7 @@ def test_several_arguments():
     'lambda x: x.loss.__len__()', "lambda x: x.loss.save('f')", 'lambda x: [y for y in x]', 'lambda x: (lambda: x)()',
     'lambda *x: x', 'lambda x=1: x', "lambda x: f'{x}'", 'lambda x: x.loss.numpy()', 'lambda x: x if x else x',
     'lambda', 'lambda x: x[x]', 'lambda x: x.loss.apply_(x)', 'lambda x: x.loss.sum(**x)', '1 + 1', 'lambda x: 1 @ 2'])
-def test_anything_else_is_refused_before_it_is_called(text):
+def test_anything_else_is_rejected_before_it_is_called(text):
     with pytest.raises(ExpressionError, match='^priority_func: '):
         function_from_text(text, 'priority_func')
 
@@ -60,7 +60,7 @@ def test_invalid_expressions_raise_when_called(text, argument):
     'lambda x: x.loss * 9**9**9', 'lambda x: 2 ** 10 ** 10', 'lambda x: -(10 ** 400) + x', 'lambda x: (-8) ** 0.5',
     'lambda x: 1 / (1 - 1)', 'lambda x: 1e300 * 1e300', 'lambda x: ' + '-' * 100_000 + 'x', 'lambda x: \0',
     'lambda x: ' + '(' * 5000 + 'x' + ')' * 5000, 'lambda x: ' + '1+' * 20_000 + 'x'])
-def test_absurd_numbers_and_nesting_are_refused_when_read(text):
+def test_absurd_numbers_and_nesting_are_rejected_when_read(text):
     with pytest.raises(ExpressionError, match='^priority_func: '):
         function_from_text(text, 'priority_func')
 

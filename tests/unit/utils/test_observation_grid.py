@@ -19,7 +19,7 @@ def test_one_integer_is_counted_from_its_minimum():
     assert numbers(torch.tensor([3, 7, 4])).tolist() == [0, 4, 1]
 
 
-def test_every_combination_of_integers_has_a_number_of_its_own():
+def test_every_combination_of_integers_has_a_unique_number():
     spec = BoundedTensorSpec((3, ), torch.int64, [0, 2, -1], [1, 5, 1])
     numbers = grid(spec)
     assert numbers.num_cells == 2 * 4 * 3
@@ -72,6 +72,6 @@ def test_a_grid_matches_the_slow_loop():
     (BoundedTensorSpec((), torch.int64, 0, 3), 4, None, 'no floating point numbers'),
     (TensorSpec((), torch.int64), None, None, 'integers without bounds'),
 ])
-def test_invalid_arguments_are_refused_by_name(spec, size, bounds, message):
+def test_invalid_arguments_are_rejected_by_name(spec, size, bounds, message):
     with pytest.raises(ValueError, match=message):
         grid(spec, size, bounds)

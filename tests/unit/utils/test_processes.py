@@ -35,7 +35,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'waiting rank'])
-def test_an_unaware_process_is_killed_when_its_parent_is_gone(tmp_path, parent):
+def test_a_process_is_killed_when_its_parent_has_died(tmp_path, parent):
     (tmp_path / 'parent.py').write_text(parent)
     path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
     parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ if __name__ == '__main__':
 '''
 
 
-def test_a_program_that_forgets_its_process_ends_and_so_does_that(tmp_path):
+def test_a_child_process_ends_with_a_program_that_does_not_stop_it(tmp_path):
     (tmp_path / 'parent.py').write_text(FORGETFUL)
     path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
     done = subprocess.run([sys.executable, str(tmp_path / 'parent.py')], capture_output=True, text=True, timeout=120,
@@ -179,7 +179,7 @@ def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program
 
 
 @pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='affinity exists on Linux only')
-def test_cores_are_those_that_the_process_may_use():
+def test_the_number_of_cores_follows_the_affinity_of_the_process():
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})

@@ -47,7 +47,7 @@ def test_a_state_without_the_count_leaves_it_unchanged():
     assert module['part'].count.value == 5
 
 
-def test_a_copy_counts_by_itself():
+def test_a_copy_has_its_own_count():
     module = _whole(5)
     other = copy.deepcopy(module)
     other['part'].count.add()

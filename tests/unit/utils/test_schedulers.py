@@ -71,7 +71,7 @@ def test_a_resumed_run_continues_the_schedule():
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 0), 'half_cycle_size'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 1, switch_mode='saw'), 'saw'),
 ])
-def test_invalid_arguments_are_refused(make, message):
+def test_invalid_arguments_are_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -84,7 +84,7 @@ def test_a_loader_shuffles_all_samples_once_per_epoch():
     (torch.zeros(3, 1), torch.zeros(2), 1, 'as many targets as inputs'),
     (torch.zeros(0, 1), torch.zeros(0), 1, 'found 0'),
     (torch.zeros(3, 1), torch.zeros(3), 0, 'at least 1')])
-def test_data_that_makes_no_batches_is_refused(inputs, targets, batch_size, message):
+def test_data_that_makes_no_batches_is_rejected(inputs, targets, batch_size, message):
     with pytest.raises(ValueError, match=message):
         TensorLoader(inputs, targets, batch_size)
 

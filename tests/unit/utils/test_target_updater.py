@@ -81,11 +81,11 @@ def test_parameters_and_sequences_of_models_are_accepted():
 
 
 @pytest.mark.parametrize('arguments', [dict(tau=0.0), dict(tau=1.5), dict(period=0)])
-def test_values_out_of_range_are_refused(arguments):
+def test_values_out_of_range_are_rejected(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         TargetUpdater(*_pair(), **arguments)
 
 
-def test_models_that_do_not_correspond_are_refused():
+def test_models_that_do_not_correspond_are_rejected():
     with pytest.raises(ValueError, match='same parameters'):
         TargetUpdater(nn.Linear(3, 2), nn.Linear(2, 3))

@@ -24,7 +24,7 @@ def test_the_originals_may_be_written_to_afterwards():
     assert not transfers.unpacked(block, layout)[0].any()
 
 
-def test_on_the_device_already_nothing_is_copied():
+def test_tensors_already_on_the_device_are_not_copied():
     nested = {'a': torch.rand(2), 'b': (torch.rand(3), )}
     assert transfers.to_device(nested, torch.device('cpu')) is nested
 

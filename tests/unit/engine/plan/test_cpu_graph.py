@@ -145,7 +145,7 @@ def test_compiled_code_draws_random_numbers_in_the_order_of_the_function():
 
 
 @pytest.mark.slow
-def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
+def test_a_constant_that_the_compiler_turns_into_an_input_is_passed():
     numbers = list(map(float, range(16)))
     _of_graph(lambda x, y: [x + torch.tensor(numbers), y * 2], torch.randn(16, 16), torch.randn(16, 16))
 

@@ -92,12 +92,12 @@ def test_a_number_of_a_class_selects_another_graph(monkeypatch):
 
 @pytest.mark.parametrize('cls, expected', [
     (Counting, [2.0] * (SWITCH - 1) + [-1.0] * 101), (Alternating, [-1.0, 1.0] * ((SWITCH + 100) // 2))])
-def test_a_layer_that_changes_its_own_number_is_called_every_time(cls, expected):
+def test_a_layer_that_changes_its_own_attribute_is_called_every_time(cls, expected):
     found, function = results(cls(), SWITCH + 100)
     assert found == expected and not function.replayed.num_graphs
 
 
-def test_modules_of_alfx_and_torch_keep_nothing_to_notice():
+def test_modules_of_alfx_and_torch_have_no_python_state():
     state = PythonState(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
     with state.noted() as read:
         nn.Linear(2, 2)(torch.ones(1, 2))

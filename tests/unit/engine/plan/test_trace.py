@@ -87,19 +87,19 @@ def test_a_number_in_the_code_is_copied_before_it_is_changed():
 @pytest.mark.parametrize('ask', [
     lambda x: (x + 1).item(), lambda x: bool(x > 0), lambda x: torch.equal(x, x + 1),
     lambda x: torch.tensor(1.0).add_(x).item(), lambda x: _added(torch.tensor(1.0), x).item()])
-def test_to_ask_for_a_value_that_may_change_is_refused(ask):
+def test_to_ask_for_a_value_that_may_change_is_rejected(ask):
     with pytest.raises(RuntimeError, match='may differ at the next call'):
         make_graph(lambda x: [x * ask(x)], [torch.ones(())])
 
 
-def test_to_ask_for_a_number_that_is_written_in_the_code_is_not():
+def test_constant_numbers_are_not_reported_as_read():
     graph = check(lambda x: [x * (torch.tensor([2.0, 1.0]).split(1)[0] * 2).item()], torch.ones(3))
     assert torch.equal(graph(torch.ones(3))[0], torch.full((3, ), 4.0))
     with pytest.raises(RuntimeError, match='may differ at the next call'):
         make_graph(lambda x: [x * torch.rand_like(torch.tensor(1.0)).item()], [torch.ones(3)])
 
 
-def test_untraceable_operations_are_refused():
+def test_untraceable_operations_are_rejected():
     generator = torch.Generator()
     with pytest.raises(TypeError, match='a Generator cannot be part of a graph'):
         make_graph(lambda x: [x + torch.rand(3, generator=generator)], [torch.ones(3)])

@@ -103,7 +103,7 @@ GRADIENT = torch.tensor([3.0, 4.0])
     (GRADIENT * 1.01, 1e-3, 'differs by 0.01 of its norm, more than 0.001'), (None, 1e-3, 'is missing'),
     (GRADIENT.double(), 1e-3, 'torch.float64'), (GRADIENT[:1], 1e-3, r'\(1,\)'),
     (GRADIENT * float('nan'), 1e-3, 'differs by nan')])
-def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, expected):
+def test_a_differing_part_is_reported_with_its_distance(found, tolerance, expected):
     reason = difference([('the loss', torch.ones(())), ('the gradient of w', GRADIENT)],
                         [('the loss', torch.ones(())), ('the gradient of w', found)], tolerance)
     if expected is None:

@@ -198,7 +198,7 @@ def test_a_copied_agent_trains_as_its_original():
     assert_same_parameters(agents, **EXACT)
 
 
-def test_a_copied_agent_acts_by_its_own_networks(replayed_at_once):
+def test_a_copied_agent_acts_with_its_own_networks(replayed_at_once):
     agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
     train([agent], 3)
     copied = copy.deepcopy(agent)
@@ -432,7 +432,7 @@ def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, index, 
     assert part in message and message.startswith('the update of AgentAlgorithm falls back ')
 
 
-def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
+def test_a_buffer_written_only_by_python_code_is_detected(warm_up, caplog):
     class Sometimes(Fixed):
         own_capabilities = Fixed.own_capabilities
 
