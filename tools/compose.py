@@ -379,10 +379,10 @@ def _play_problems(root_dir: Path, saved: dict[str, object]) -> list[str]:
             state = algorithm.state_dict()
         finally:
             env.close()
-    lost = [name for name, value in state.items() if isinstance(value, torch.Tensor)
-            and isinstance(saved.get(name), torch.Tensor) and not _equal(value, saved[name])]
-    if lost:
-        problems.append(f'the loaded checkpoint differs: {lost[:3]}')
+    changed = [name for name, value in state.items() if isinstance(value, torch.Tensor)
+               and isinstance(saved.get(name), torch.Tensor) and not _equal(value, saved[name])]
+    if changed:
+        problems.append(f'the loaded checkpoint differs: {changed[:3]}')
     if len(result.returns) != 1 or not torch.isfinite(torch.as_tensor(result.returns)).all():
         problems.append(f'play gives returns {result.returns}')
     return problems
@@ -393,15 +393,15 @@ def _contents(root_dir: Path) -> dict[str, object]:
     folder = Path(run_files.checkpoint_dir(str(root_dir)))
     newest = max((path for path in folder.glob('ckpt-*') if path.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
     flat: dict[str, object] = {}
-    todo: list[tuple[str, object]] = [('', read_checkpoint(str(newest))['alg'])]
-    while todo:
-        name, value = todo.pop()
+    pending: list[tuple[str, object]] = [('', read_checkpoint(str(newest))['alg'])]
+    while pending:
+        name, value = pending.pop()
         children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(
             value, (list, tuple)) else None
         if children is None:
             flat[name] = value
         else:
-            todo += [(f'{name}.{key}' if name else str(key), child) for key, child in children]
+            pending += [(f'{name}.{key}' if name else str(key), child) for key, child in children]
     return flat
 
 

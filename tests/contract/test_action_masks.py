@@ -235,8 +235,8 @@ def test_a_target_does_not_depend_on_the_values_of_invalid_actions(name):
     target_networks = algorithm.target_critics
     values = torch.rand(50, COUNT)
     results = []
-    for spoiled in (0.0, 100.0):
-        outputs = torch.where(row.action_mask, values, values + spoiled)
+    for offset in (0.0, 100.0):
+        outputs = torch.where(row.action_mask, values, values + offset)
 
         class Network(torch.nn.Module):
             is_rnn, state_spec = False, ()

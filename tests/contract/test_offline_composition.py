@@ -72,13 +72,13 @@ def vector_of(form):
 def networks(form):
     """Return constructors of the networks for observations of a form, by role."""
     seen = vector_of(form)
-    of_critic = {{'input_preprocessors': 'observation_input_processors',
-                  'preprocessing_combiner': 'observation_preprocessing_combiner'}[key]: x for key, x in seen.items()}
+    critic_names = {{'input_preprocessors': 'observation_input_processors',
+                     'preprocessing_combiner': 'observation_preprocessing_combiner'}[key]: x for key, x in seen.items()}
     layers = dict(fc_layer_params=(8, ))
     return {'actor': partial(ActorNetwork, **layers, **seen),
             'distribution': partial(ActorDistributionNetwork, continuous_projection_net_ctor=sac_agents.squashed_normal,
                                     **layers, **seen),
-            'critic': partial(CriticNetwork, joint_fc_layer_params=(8, ), **of_critic),
+            'critic': partial(CriticNetwork, joint_fc_layer_params=(8, ), **critic_names),
             'q': partial(QNetwork, **layers, **seen), 'value': partial(ValueNetwork, **layers, **seen),
             'encoding': partial(EncodingNetwork, **layers, **seen)}
 

@@ -57,11 +57,11 @@ class SecondDeviceTensor(torch.Tensor):
 def _run(func, args, kwargs):
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     on_device = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
-    strangers = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
+    on_cpu = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
     device = kwargs.get('device')
-    if on_device and strangers and func not in _CROSSING:
+    if on_device and on_cpu and func not in _CROSSING:
         raise RuntimeError(f'{func}: expected all tensors to be on the same device, found some on the second device '
-                           f'and {[tuple(x.shape) for x in strangers]} on the CPU')
+                           f'and {[tuple(x.shape) for x in on_cpu]} on the CPU')
     if func in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default) and on_device:
         if not isinstance(args[0], SecondDeviceTensor):
             raise RuntimeError(f'{func}: the indices are on the second device, what is indexed on the CPU')

@@ -33,14 +33,14 @@ class Estimate:
 
     def train(self, steps, batch_size=256):
         """Train and return the mean bound of the last quarter, in which the learning rate is lower."""
-        late = []
+        bounds = []
         for i in range(steps):
             self.learning_rate = 2e-3 if i < 3 * steps // 4 else 3e-4
             step = self.estimator.train_step(self.draw(batch_size), self.prior if self.needs_prior else None)
             self.estimator.update_with_gradient(step.info)
             if i >= 3 * steps // 4:
-                late.append(float(step.output.detach().mean()))
-        return sum(late) / len(late)
+                bounds.append(float(step.output.detach().mean()))
+        return sum(bounds) / len(bounds)
 
     def mean_pmi(self):
         with torch.no_grad():

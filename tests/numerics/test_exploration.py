@@ -82,11 +82,11 @@ BONUSES = {'episodic count': (EpisodicCount, ), 'root of count': (partial(Episod
            'forgetful neighbors': (partial(NearestNeighbors, kind='log', num_neighbors=3, capacity=5), )}
 
 
-@pytest.mark.parametrize('cut', CUTS)
+@pytest.mark.parametrize('split', CUTS)
 @pytest.mark.parametrize('name', BONUSES)
-def test_any_cut_into_unrolls_gives_the_same_rewards(name, cut):
+def test_any_cut_into_unrolls_gives_the_same_rewards(name, split):
     module, inputs = bonus(*BONUSES[name]), steps()
-    torch.testing.assert_close(rewarded(module, inputs, CUTS[cut]), rewarded(module, inputs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rewarded(module, inputs, CUTS[split]), rewarded(module, inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', BONUSES)
@@ -428,9 +428,9 @@ def test_each_rule_of_normalization():
 @pytest.mark.parametrize('rule', ['std', 'standard', 'return_std', 'min_max'])
 def test_equal_rewards_or_none_are_normalized_to_finite_numbers(rule):
     module, state = RewardNormalization(rule, 0.9, -1.0, 'test'), torch.zeros(2) if rule == 'return_std' else ()
-    nothing = torch.zeros(3, 2)
-    found, state = module(nothing, nothing.bool(), state)
-    assert torch.equal(found, nothing)
+    no_rewards = torch.zeros(3, 2)
+    found, state = module(no_rewards, no_rewards.bool(), state)
+    assert torch.equal(found, no_rewards)
     found, _ = module(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool), state)
     assert found.isfinite().all() and found.abs().max() < 10
 

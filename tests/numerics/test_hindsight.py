@@ -336,8 +336,9 @@ class TestGoalReward:
         run.reward[5::6] -= 5.0  # the last step of each episode is a crash
         buffer = stored([run], 30)
         batch, info = buffer.gather_all()
-        her = transformer(her_proportion=1.0, reward_fn=hindsight.GoalReward(compute_reward, reward_fn))
-        after = her.transform_experience(add_batch_info(batch, info, buffer))
+        goal_reward = hindsight.GoalReward(compute_reward, reward_fn)
+        hindsight_transformer = transformer(her_proportion=1.0, reward_fn=goal_reward)
+        after = hindsight_transformer.transform_experience(add_batch_info(batch, info, buffer))
         goals = after.observation
         expected = (goals['achieved_goal'] == goals['desired_goal'])[..., 0].float() - 1
         expected[:, 5::6] -= 5.0
@@ -347,15 +348,15 @@ class TestGoalReward:
         buffer = stored([run], 30)
         batch, info = buffer.gather_all()
         with pytest.raises(ValueError, match='compute_reward of the environment does not reproduce the rewards'):
-            her.transform_experience(add_batch_info(batch, info, buffer))
+            hindsight_transformer.transform_experience(add_batch_info(batch, info, buffer))
 
     def test_the_default_reward_function_is_that_of_the_environment(self):
         for reward, expected in ((l2_dist_close_reward_fn, hindsight.GoalReward), (reward_fn, type(reward_fn))):
-            her = HindsightExperienceTransformer(OBSERVATION, reward_fn=reward)
-            her.use_goal_reward(None)
-            assert her._relabel._check.reward_fn is reward
-            her.use_goal_reward(pairwise)
-            assert isinstance(her._relabel._check.reward_fn, expected)
+            hindsight_transformer = HindsightExperienceTransformer(OBSERVATION, reward_fn=reward)
+            hindsight_transformer.use_goal_reward(None)
+            assert hindsight_transformer._relabel._check.reward_fn is reward
+            hindsight_transformer.use_goal_reward(pairwise)
+            assert isinstance(hindsight_transformer._relabel._check.reward_fn, expected)
 
 
 @pytest.mark.parametrize('dtype', [torch.int8, torch.uint8, torch.bool, torch.int64])

@@ -115,10 +115,10 @@ def test_rnd_normalizes_by_statistics_of_past_observations_and_rewards(zero_mean
             seen[i].update(steps.observation[t, :, i].tolist())
         errors = [slow_error(module, [min(max(seen[i].normalize(float(steps.observation[t, b, i])), -1.5), 1.5)
                                       for i in range(3)]) for b in range(3)]
-        arrived = [steps.step_type[t, b] != StepType.FIRST for b in range(3)]
-        rewards.update([error for error, counts in zip(errors, arrived) if counts])
+        is_valid = [steps.step_type[t, b] != StepType.FIRST for b in range(3)]
+        rewards.update([error for error, counts in zip(errors, is_valid) if counts])
         for b in range(3):
-            expected = min(max(rewards.normalize(errors[b], zero_mean), -1.2), 1.2) if arrived[b] else 0.0
+            expected = min(max(rewards.normalize(errors[b], zero_mean), -1.2), 1.2) if is_valid[b] else 0.0
             assert float(found[t, b]) == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
@@ -131,11 +131,11 @@ def test_rnd_of_an_unroll_has_the_statistics_of_the_whole_unroll():
         seen[i].update(steps.observation[1:, :, i].flatten().tolist())
     errors = [[slow_error(module, [min(max(seen[i].normalize(float(steps.observation[t, b, i])), -1.5), 1.5)
                                    for i in range(3)]) for b in range(3)] for t in range(6)]
-    arrived = [[t > 0 and steps.step_type[t, b] != StepType.FIRST for b in range(3)] for t in range(6)]
-    rewards.update([errors[t][b] for t in range(6) for b in range(3) if arrived[t][b]])
+    is_valid = [[t > 0 and steps.step_type[t, b] != StepType.FIRST for b in range(3)] for t in range(6)]
+    rewards.update([errors[t][b] for t in range(6) for b in range(3) if is_valid[t][b]])
     for t in range(6):
         for b in range(3):
-            expected = rewards.normalize(errors[t][b]) if arrived[t][b] else 0.0
+            expected = rewards.normalize(errors[t][b]) if is_valid[t][b] else 0.0
             assert float(step.output[t, b]) == pytest.approx(expected, rel=1e-3, abs=1e-3)
     loss = module.train_sequence(steps, (), step.info).info.loss  # loss of arriving at the next step
     torch.testing.assert_close(loss[:-1], torch.tensor(errors)[1:], rtol=1e-4, atol=1e-5)

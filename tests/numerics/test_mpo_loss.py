@@ -119,8 +119,8 @@ def test_the_solved_temperature_is_the_minimum_of_the_dual():
 def test_states_that_do_not_count_do_not_affect_the_temperature():
     values = normal(8, 10)
     mask = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
-    spoilt = torch.where(mask.bool().unsqueeze(-1), values, 1e4 * values)
-    assert torch.equal(solve_temperature(values, 0.1, mask), solve_temperature(spoilt, 0.1, mask))
+    corrupted = torch.where(mask.bool().unsqueeze(-1), values, 1e4 * values)
+    assert torch.equal(solve_temperature(values, 0.1, mask), solve_temperature(corrupted, 0.1, mask))
 
 
 def test_scaling_values_scales_the_temperature_and_shifting_does_not():
@@ -161,12 +161,13 @@ def test_a_trained_temperature_converges_to_the_solution():
 
 def test_divergences_separate_mean_and_scale():
     target_loc, target_scale, loc, scale = random_gaussians(3, 4, 2)
-    of_mean, of_scale = gaussian_divergences(target_loc, target_scale, loc, scale)
+    mean_divergence, scale_divergence = gaussian_divergences(target_loc, target_scale, loc, scale)
     target = torch.distributions.Normal(target_loc, target_scale)
     kl = torch.distributions.kl_divergence
-    torch.testing.assert_close(of_mean, kl(target, torch.distributions.Normal(loc, target_scale)), atol=1e-5, rtol=1e-4)
-    of_new_scale = torch.distributions.Normal(target_loc, scale)
-    torch.testing.assert_close(of_scale, kl(target, of_new_scale), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(mean_divergence, kl(target, torch.distributions.Normal(loc, target_scale)),
+                               atol=1e-5, rtol=1e-4)
+    new_scale = torch.distributions.Normal(target_loc, scale)
+    torch.testing.assert_close(scale_divergence, kl(target, new_scale), atol=1e-5, rtol=1e-4)
 
 
 def test_divergences_worked_out_by_hand():
@@ -187,10 +188,10 @@ def test_equal_policies_do_not_diverge():
 
 def test_with_equal_scales_the_divergence_is_that_of_the_means():
     target_loc, target_scale, loc, _ = random_gaussians(5, 3)
-    of_mean, of_scale = gaussian_divergences(target_loc, target_scale, loc, target_scale)
+    mean_divergence, scale_divergence = gaussian_divergences(target_loc, target_scale, loc, target_scale)
     expected = torch.distributions.kl_divergence(DiagMultivariateNormal(target_loc, target_scale),
                                                  DiagMultivariateNormal(loc, target_scale))
-    torch.testing.assert_close((of_mean + of_scale).sum(-1), expected)
+    torch.testing.assert_close((mean_divergence + scale_divergence).sum(-1), expected)
 
 
 def test_the_gaussian_loss_is_a_likelihood_with_either_part_replaced():
@@ -243,9 +244,9 @@ def test_the_mean_does_not_move_the_scale_and_the_scale_not_the_mean():
         gaussian_policy_loss(weights, samples, target_loc, target_scale, loc, scale).sum().backward()
         return loc.grad, scale.grad
 
-    of_loc, of_scale = gradients(loc, scale)
-    torch.testing.assert_close(gradients(loc, 2 * scale)[0], of_loc)
-    torch.testing.assert_close(gradients(loc + 1, scale)[1], of_scale)
+    loc_gradients, scale_gradients = gradients(loc, scale)
+    torch.testing.assert_close(gradients(loc, 2 * scale)[0], loc_gradients)
+    torch.testing.assert_close(gradients(loc + 1, scale)[1], scale_gradients)
 
 
 def test_the_categorical_loss_and_divergence_are_sums_over_actions():

@@ -151,8 +151,9 @@ def test_the_losses_of_awac_match_the_paper(length, monkeypatch):
     assert 1.03 in weights and min(weights) < 1.0
     torch.testing.assert_close(found.loss, found.extra.critic + found.extra.actor.actor_loss)
     critics = list(algorithm.critics.parameters())
-    of_policy = torch.autograd.grad(found.extra.actor.actor_loss.sum(), critics, allow_unused=True, retain_graph=True)
-    assert all(x is None for x in of_policy), 'the weights have no gradient'
+    critic_gradients = torch.autograd.grad(found.extra.actor.actor_loss.sum(), critics, allow_unused=True,
+                                           retain_graph=True)
+    assert all(x is None for x in critic_gradients), 'the weights have no gradient'
 
 
 def test_awac_has_no_temperature_of_an_entropy_and_no_discrete_actions():
@@ -202,14 +203,14 @@ def test_cql_actions_are_uniform_and_on_policy_with_known_densities():
     distribution = algorithm.actor(observation)[0]
     action, log_density = algorithm._sampled_actions_of(distribution)
     action = action.unflatten(0, (8000, 2))
-    uniform, own = action[:4000], action[4000:]
+    uniform, on_policy = action[:4000], action[4000:]
     assert log_density.shape == (8000, 2)
     torch.testing.assert_close(log_density[:4000], torch.full((4000, 2), -math.log(4 * 1)))
     torch.testing.assert_close(uniform.mean((0, 1)), torch.tensor([1.0, 0.5]), atol=0.05, rtol=0)
     torch.testing.assert_close(uniform.amax((0, 1)), torch.tensor([3.0, 1.0]), atol=0.01, rtol=0)
     torch.testing.assert_close(uniform.amin((0, 1)), torch.tensor([-1.0, 0.0]), atol=0.01, rtol=0)
     for i in range(3):
-        torch.testing.assert_close(log_density[4000 + i], distribution.log_prob(own[i]), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(log_density[4000 + i], distribution.log_prob(on_policy[i]), atol=1e-3, rtol=1e-3)
 
 
 def test_without_a_penalty_cql_is_sac_and_with_it_only_the_critics_differ():

@@ -147,17 +147,17 @@ def test_function_space_steps_are_output_directions_times_the_jacobian():
     torch.manual_seed(1)
     algorithm.train_step((inputs, targets), entropy_regularization=0.5).info.loss.sum().backward()
     torch.manual_seed(1)
-    everything = torch.cat([inputs, algorithm._function_space.extra_inputs(inputs)])
-    assert len(everything) == 6
+    all_inputs = torch.cat([inputs, algorithm._function_space.extra_inputs(inputs)])
+    assert len(all_inputs) == 6
     theta = algorithm.particles.detach()
-    rows = algorithm.predict_step(everything).output.detach().transpose(0, 1).flatten(1)
+    rows = algorithm.predict_step(all_inputs).output.detach().transpose(0, 1).flatten(1)
     score = torch.cat([(targets.flatten() - rows[:, :8]), torch.zeros(3, 4)], dim=1)
     distances = particle_vi.squared_distances(rows, rows)
     h = particle_vi.median_bandwidth(distances, same=True)
     direction = particle_vi.svgd_direction(rows, rows, score, particle_vi.kernel(distances, h), h, 0.5)
     for i in range(3):
         single = algorithm.param_net.single_network(theta[i])
-        (direction[i] * single(everything)[0].flatten()).sum().backward()
+        (direction[i] * single(all_inputs)[0].flatten()).sum().backward()
         expected = torch.cat([p.grad.flatten() for p in single.parameters()])
         torch.testing.assert_close(-algorithm.particles.grad[i], expected, rtol=1e-4, atol=1e-5)
 

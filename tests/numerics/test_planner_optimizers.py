@@ -46,11 +46,11 @@ def test_the_planner_finds_the_minimum_of_a_quadratic_in_each_environment(kind, 
 def test_icem_needs_fewer_samples_of_a_smooth_plan_than_cem():
     time = torch.linspace(0, 3, 30)
     smooth = torch.sin(time).view(1, 1, 30, 1)
-    tried = {}
+    num_samples = {}
 
     def cost_of(kind):
         def cost(observation, solutions):
-            tried[kind] = tried.get(kind, 0) + solutions.shape[1]
+            num_samples[kind] = num_samples.get(kind, 0) + solutions.shape[1]
             return (solutions - smooth).square().sum((2, 3))
         return cost
 
@@ -59,7 +59,7 @@ def test_icem_needs_fewer_samples_of_a_smooth_plan_than_cem():
     one = torch.zeros(1, 1)
     cem, _ = CEMOptimizer(population_size=100, elite_size=10, cost_func=cost_of('CEM'), **common).obtain_solution(one)
     icem, _ = ICEMOptimizer(population_size=40, elite_size=10, cost_func=cost_of('iCEM'), **common).obtain_solution(one)
-    assert tried['iCEM'] < tried['CEM'] / 2
+    assert num_samples['iCEM'] < num_samples['CEM'] / 2
     assert (icem - smooth[0]).square().sum() < (cem - smooth[0]).square().sum()
 
 
@@ -95,13 +95,13 @@ def test_planning_for_many_environments_is_planning_for_each(kind, monkeypatch):
     draws = iter(noise)
     monkeypatch.setattr(optimizer, '_noise', lambda batch, count: next(draws)[:, :count])
     together, _ = optimizer.obtain_solution(OBSERVATION)
-    cut = [x[:, :optimizer._population_size] for x in noise]
+    noise_parts = [x[:, :optimizer._population_size] for x in noise]
     if kind == 'iCEM':
         sizes = [max(int(150 * 1.25**-i), 30) for i in range(4)]  # written from the paper's schedule
-        cut = [x[:, :size] for x, size in zip(noise, sizes)]
+        noise_parts = [x[:, :size] for x, size in zip(noise, sizes)]
     elif kind in ('CEM', 'MPPI'):
-        cut = noise
-    torch.testing.assert_close(together, one_at_a_time(monkeypatch, optimizer, cut), atol=1e-6, rtol=0)
+        noise_parts = noise
+    torch.testing.assert_close(together, one_at_a_time(monkeypatch, optimizer, noise_parts), atol=1e-6, rtol=0)
 
 
 def test_cem_stops_in_each_environment_for_itself():

@@ -73,7 +73,7 @@ class SlowBuffer:
         keys = collections.defaultdict(list)
         for key in self.sequences(length):
             keys[key[0]].append(key)
-        return [key for of_one in keys.values() for key in of_one[-count:]]
+        return [key for env_keys in keys.values() for key in env_keys[-count:]]
 
 
 def slow_begin(steps, i):
@@ -382,12 +382,12 @@ def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, 
     stored = [(env, i) for env, steps in enumerate(player.slow.envs) for i in range(len(steps))]
     if not stored:
         return
-    of_env = [player.slow.envs[env] for env, _ in stored]
+    env_steps = [player.slow.envs[env] for env, _ in stored]
     env_ids = torch.tensor([env for env, _ in stored])
-    positions = torch.tensor([steps[i].position for steps, (_, i) in zip(of_env, stored)])
+    positions = torch.tensor([steps[i].position for steps, (_, i) in zip(env_steps, stored)])
 
     def expected(function):
-        return [steps[function(steps, i)].position for steps, (_, i) in zip(of_env, stored)]
+        return [steps[function(steps, i)].position for steps, (_, i) in zip(env_steps, stored)]
 
     assert buffer.get_episode_begin_position(positions, env_ids).tolist() == expected(slow_begin)
     assert (positions + buffer.steps_to_episode_end(positions, env_ids)).tolist() == expected(slow_end)

@@ -126,9 +126,9 @@ def test_the_divergence_of_truncated_normals_is_the_integral(p, q):
 def test_wide_boxes_have_the_plain_divergence_and_equal_ones_zero():
     """Divergence in a wide box equals that of plain normals; between equal distributions it is 0."""
     p, q = (td.Normal(torch.tensor(loc).double(), scale) for loc, scale in ((0.3, 0.2), (-0.1, 0.5)))
-    cut = [du.TruncatedNormal(d.loc.view(1), d.scale.double().view(1), -50.0, 50.0) for d in (p, q)]
-    assert td.kl_divergence(*cut).item() == pytest.approx(td.kl_divergence(p, q).item(), rel=1e-9)
-    assert td.kl_divergence(cut[0], cut[0]).item() == 0
+    truncated = [du.TruncatedNormal(d.loc.view(1), d.scale.double().view(1), -50.0, 50.0) for d in (p, q)]
+    assert td.kl_divergence(*truncated).item() == pytest.approx(td.kl_divergence(p, q).item(), rel=1e-9)
+    assert td.kl_divergence(truncated[0], truncated[0]).item() == 0
 
 
 def test_the_divergence_adds_up_over_components_and_has_its_gradient():

@@ -45,15 +45,15 @@ def imports_of(path):
 
 
 def test_no_module_imports_one_above_it():
-    upwards = []
+    violations = []
     for path in sorted(ROOT.rglob('*.py')):
         module = '.'.join(path.relative_to(ROOT.parent).with_suffix('').parts).removesuffix('.__init__')
         own = layer_of(module)
         if own is None:
             continue
-        upwards += [f'{module} imports {name}' for name in imports_of(path)
-                    if (layer_of(name) if layer_of(name) is not None else -1) > own]
-    assert not upwards, '\n'.join(upwards)
+        violations += [f'{module} imports {name}' for name in imports_of(path)
+                       if (layer_of(name) if layer_of(name) is not None else -1) > own]
+    assert not violations, '\n'.join(violations)
 
 
 def test_the_engine_imports_no_algorithm():

@@ -138,11 +138,11 @@ def _d3rlpy_seconds(algorithm: str, batch_size: int, layers: list[int], warm_up:
     torch.set_num_threads(1)
     d3rlpy.seed(seed)
     data = transitions(seed)
-    cut = np.zeros((_EPISODES, _LENGTH), np.float32)
-    cut[:, -1] = 1
+    truncated = np.zeros((_EPISODES, _LENGTH), np.float32)
+    truncated[:, -1] = 1
     dataset = d3rlpy.dataset.MDPDataset(data['observation'][:, :-1].reshape(-1, _OBSERVATION),
                                         data['action'].reshape(-1, _ACTION), data['reward'].reshape(-1),
-                                        np.zeros(cut.size, np.float32), cut.reshape(-1))
+                                        np.zeros(truncated.size, np.float32), truncated.reshape(-1))
     encoder = d3rlpy.models.encoders.VectorEncoderFactory(layers)
     networks = {'actor_encoder_factory': encoder, 'critic_encoder_factory': encoder, 'batch_size': batch_size}
     if algorithm == 'iql':

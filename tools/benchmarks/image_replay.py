@@ -51,12 +51,13 @@ def main() -> None:
         return stacker.transform_experience(add_batch_info(experience, info, buffer))
 
     assert sample().time_step.observation.shape == (BATCH_SIZE, 2, STACK_SIZE, 84, 84)
-    took = microseconds(sample, args.repeats, calls=50)
+    duration = microseconds(sample, args.repeats, calls=50)
     frames = rows * NUM_ENVS * 84 * 84
     used = peak_memory() - before
     print(f'{rows * NUM_ENVS:,} frames of 84 x 84 pixels, torch {torch.__version__}, one thread')
     print(f'peak memory          {used / 1e9:8.3f} GB, {used / frames:.3f} of the frames')
-    print(f'sample {BATCH_SIZE} x 2 stacks {took:9.0f} us, {BATCH_SIZE / took * 1e6:,.0f} transitions per second')
+    rate = BATCH_SIZE / duration * 1e6
+    print(f'sample {BATCH_SIZE} x 2 stacks {duration:9.0f} us, {rate:,.0f} transitions per second')
 
 
 if __name__ == '__main__':

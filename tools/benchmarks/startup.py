@@ -57,14 +57,14 @@ def main() -> int:
     parser.add_argument('--max', type=float, help='exit with 1 if the import of alfx takes longer (seconds)')
     args = parser.parse_args()
     libraries = import_seconds(LIBRARIES, args.repeats)
-    own = import_seconds(f'{LIBRARIES}\nimport alfx', args.repeats) - libraries
+    own_seconds = import_seconds(f'{LIBRARIES}\nimport alfx', args.repeats) - libraries
     print(f'torch and gymnasium        {libraries:6.2f} s')
-    print(f'alfx on top of them        {own:6.2f} s')
+    print(f'alfx on top of them        {own_seconds:6.2f} s')
     if not args.import_only:
         first, total = first_iteration_seconds(args.conf)
         print(f'to the first iteration     {first:6.2f} s')
         print(f'whole command, one iteration {total:4.2f} s')
-    return int(args.max is not None and own > args.max)
+    return int(args.max is not None and own_seconds > args.max)
 
 
 if __name__ == '__main__':

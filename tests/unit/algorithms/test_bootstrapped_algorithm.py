@@ -67,9 +67,10 @@ def test_values_of_all_steps_but_the_last_are_trained(length):
     steps, last = list(range(length)), length - 1
     assert algorithm.seen == [('policy', steps, True), ('loss', steps, True), ('values', steps[:-1], True),
                               ('target', steps[1:], False)]
-    everything = inputs.observation
-    assert torch.equal(step.output, everything) and step.state == ()
-    for found, expected in zip(step.info, (everything, everything, without(everything, last), without(everything, 0))):
+    observation = inputs.observation
+    assert torch.equal(step.output, observation) and step.state == ()
+    all_expected = (observation, observation, without(observation, last), without(observation, 0))
+    for found, expected in zip(step.info, all_expected):
         assert torch.equal(found, expected)
 
 

@@ -70,7 +70,7 @@ def test_the_loss_is_the_divergence_from_a_target_of_slow_loops(joint, monkeypat
             policy = algorithm.actor(later)[0]
             chosen = policy.rsample()
             probs = torch.softmax(algorithm.target_critics((later, chosen))[0][0], -1).double().tolist()
-            means = [sum(p * z for p, z in zip(of_one, atoms)) for of_one in probs]
+            means = [sum(p * z for p, z in zip(row, atoms)) for row in probs]
             lowest, target = probs[means.index(min(means))], [0.0] * 5
             for p, z in zip(lowest, atoms):
                 soft = z - alpha * float(policy.log_prob(chosen).detach())

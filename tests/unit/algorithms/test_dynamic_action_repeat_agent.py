@@ -218,10 +218,10 @@ def test_only_decisions_are_stored_and_follow_each_other():
     first, second = (nest.map_structure(lambda x, i=i: x[:, i], batch) for i in (0, 1))
     follows = ~first.time_step.is_last()
     assert (second.step_type[~follows] == FIRST).all() and (second.step_type[follows] != FIRST).all()
-    took = torch.where(second.time_step.is_last(), 0, first.rollout_info.k)[follows]
+    repeats = torch.where(second.time_step.is_last(), 0, first.rollout_info.k)[follows]
     discount = second.rollout_info.discount[follows]
     ended = second.time_step.is_last()[follows]
-    torch.testing.assert_close(discount[~ended], GAMMA**took[~ended].float())
+    torch.testing.assert_close(discount[~ended], GAMMA**repeats[~ended].float())
 
 
 def test_training_changes_all_trained_parameters_and_is_repeatable():

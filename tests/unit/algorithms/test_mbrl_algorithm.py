@@ -225,12 +225,12 @@ def test_epsilon_greedy_is_the_fraction_of_random_actions():
 def test_scalar_var_is_the_initial_variance_and_bounds_may_be_narrower():
     algorithm = CEMPlanAlgorithm(OBSERVATION, ACTION, population_size=500, elite_size=500, planning_horizon=2, tau=1.0,
                                  max_iter_num=1, scalar_var=0.04, lower_bound=-1.0, upper_bound=1.0, epsilon=0.0)
-    tried = []
-    algorithm.set_action_sequence_cost_func(lambda o, a: (tried.append(a), torch.zeros(a.shape[:2]))[1])
+    candidates = []
+    algorithm.set_action_sequence_cost_func(lambda o, a: (candidates.append(a), torch.zeros(a.shape[:2]))[1])
     torch.manual_seed(0)
     algorithm.predict_plan(first(torch.zeros(3, 2)), PlannerState(torch.zeros(3, 2, 1)), 0.0)
-    np.testing.assert_allclose(tried[0].var(), 0.04, rtol=0.1)
-    assert tried[0].shape == (3, 500, 2, 1) and tried[0].abs().max() <= 1.0
+    np.testing.assert_allclose(candidates[0].var(), 0.04, rtol=0.1)
+    assert candidates[0].shape == (3, 500, 2, 1) and candidates[0].abs().max() <= 1.0
 
 
 @pytest.mark.parametrize('action_spec, message', [

@@ -242,19 +242,19 @@ def test_bins_are_read_by_the_losses_that_made_them():
     (1, SquareLoss(), True), (1, SquareLoss(Sqrt1pTransform()), True), (3, SquareLoss(), False),
     (1, DiscreteRegressionLoss(), False), (3, DiscreteRegressionLoss(), True), (1, QuantileRegressionLoss(), False),
     (3, QuantileRegressionLoss(), True)])
-@pytest.mark.parametrize('which', ['value_loss', 'reward_loss'])
-def test_a_loss_that_does_not_read_the_prediction_is_rejected(num_quantiles, loss, fits, which):
+@pytest.mark.parametrize('argument', ['value_loss', 'reward_loss'])
+def test_a_loss_that_does_not_read_the_prediction_is_rejected(num_quantiles, loss, fits, argument):
     def prediction_net(latent_spec, action_spec):
         return SimplePredictionNet(latent_spec, action_spec, lambda input_tensor_spec: create_simple_encoding_net(
             input_tensor_spec), num_quantiles)
 
     model = SimpleMCTSModel(OBSERVATION, DISCRETE, R, prediction_net_ctor=prediction_net)
     model._value_loss = model._reward_loss = DiscreteRegressionLoss() if num_quantiles > 1 else SquareLoss()
-    setattr(model, f'_{which}', loss)
+    setattr(model, f'_{argument}', loss)
     if fits:
         model.check_losses()
         return
-    with pytest.raises(ConfError, match=f'{which} = {type(loss).__name__} does not match .*{num_quantiles} num'):
+    with pytest.raises(ConfError, match=f'{argument} = {type(loss).__name__} does not match .*{num_quantiles} num'):
         model.check_losses()
 
 

@@ -298,8 +298,8 @@ def test_target_entropies():
     # h + log(5) - log(max - min) for both components, with h = -1: 2 (-1 + log 5) - log 2 - log 4
     assert algorithm_of()._target_entropy == pytest.approx(2 * (math.log(5) - 1) - math.log(8))
     assert algorithm_of(target_entropy=0.3)._target_entropy == pytest.approx(0.3)
-    of_spec = dist_utils.calc_default_target_entropy
-    assert algorithm_of(target_entropy=of_spec)._target_entropy == pytest.approx(of_spec(BOX))
+    entropy_of_spec = dist_utils.calc_default_target_entropy
+    assert algorithm_of(target_entropy=entropy_of_spec)._target_entropy == pytest.approx(entropy_of_spec(BOX))
 
 
 # Acting, targets, arguments ------------------------------------------------------------------------------------------

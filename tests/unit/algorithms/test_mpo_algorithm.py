@@ -182,10 +182,10 @@ def test_logged_divergences_are_means_over_trained_states(monkeypatch):
     monkeypatch.setattr(context, 'should_record_summaries', lambda: True)
     extra = algorithm.calc_loss(info).extra
     policy, target, is_trained = info.action_distribution, info.target_distribution, inputs.step_type != LAST
-    of_mean = (((policy.loc - target.loc) / target.scale)**2 / 2).sum(-1)[is_trained].mean()
+    mean_divergence = (((policy.loc - target.loc) / target.scale)**2 / 2).sum(-1)[is_trained].mean()
     ratio = target.scale / policy.scale
-    of_scale = ((ratio**2 - 1) / 2 - ratio.log()).expand(4, 6, 2).sum(-1)[is_trained].mean()
-    torch.testing.assert_close(extra.divergences, [of_mean, of_scale])
+    scale_divergence = ((ratio**2 - 1) / 2 - ratio.log()).expand(4, 6, 2).sum(-1)[is_trained].mean()
+    torch.testing.assert_close(extra.divergences, [mean_divergence, scale_divergence])
     assert [m.tolist() for m in extra.multipliers] == [pytest.approx([0.7])] * 2
 
 
@@ -200,8 +200,8 @@ def test_the_mean_value_of_a_discrete_policy_is_exact():
             values = algorithm.target_critics(observation)[0][0].amin(0)
             expected = sum(float(probabilities[a] * values[a]) for a in range(4))
             assert float(info.target_value[t, b]) == pytest.approx(expected, abs=1e-5)
-            of_taken = algorithm.critics(observation)[0][0, :, int(rollout_info.action[t, b]) - 2]
-            torch.testing.assert_close(info.critics[t, b], of_taken)
+            taken_values = algorithm.critics(observation)[0][0, :, int(rollout_info.action[t, b]) - 2]
+            torch.testing.assert_close(info.critics[t, b], taken_values)
 
 
 def test_a_continuous_policy_is_valued_by_the_lowest_critic_per_sample():
@@ -249,8 +249,8 @@ def test_ended_episodes_do_not_affect_the_temperature():
     inputs, rollout_info = random_batch(DISCRETE)
     info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
     is_last = (inputs.step_type == LAST).unsqueeze(-1)
-    spoilt = info._replace(sample_values=torch.where(is_last, 1e3 * info.sample_values, info.sample_values))
-    losses = [algorithm.calc_loss(i).extra.actor for i in (info, spoilt)]
+    corrupted = info._replace(sample_values=torch.where(is_last, 1e3 * info.sample_values, info.sample_values))
+    losses = [algorithm.calc_loss(i).extra.actor for i in (info, corrupted)]
     mask = inputs.step_type != LAST
     assert torch.equal(losses[0][mask], losses[1][mask])
 
@@ -524,8 +524,8 @@ def test_the_multipliers_follow_the_change_of_the_policy():
                           target_update_period=1000)
     for _ in range(5):
         agent.train_iter()
-    of_mean, of_scale = (m.value for m in agent.policy._policy.multipliers)
-    assert 0 < float(of_mean) <= 0.1001 and 0 < float(of_scale) <= 10.001
+    mean_multiplier, scale_multiplier = (m.value for m in agent.policy._policy.multipliers)
+    assert 0 < float(mean_multiplier) <= 0.1001 and 0 < float(scale_multiplier) <= 10.001
     agent, _ = make_agent('continuous', kl_mean_constraint=1e3, kl_var_constraint=1e3)
     for _ in range(5):
         agent.train_iter()

@@ -282,8 +282,8 @@ def test_half_of_the_rows_are_reanalyzed():
     learner = learner_of(agent)
     learner._settings = learner._settings._replace(reanalyze_ratio=0.0)
     differs = (mixed != targets(agent).value).flatten(1).any(1)
-    goes_on = ~targets(agent).game_over[:, 0, 0]
-    assert abs(int(differs.sum()) - int(goes_on.sum()) / 2) <= 0.25 * len(differs) and int(differs.sum())
+    continues = ~targets(agent).game_over[:, 0, 0]
+    assert abs(int(differs.sum()) - int(continues.sum()) / 2) <= 0.25 * len(differs) and int(differs.sum())
 
 
 def test_the_model_that_reanalyzes_follows_at_its_period():
@@ -417,10 +417,10 @@ def test_no_impossible_move_is_made_and_learned(search_args, num_sampled_actions
         agent.train_iter()
     experience, info = agent.replay_buffer.gather_all()
     mask = experience.time_step.observation['valid_action_mask']
-    goes_on = ~experience.time_step.is_last()
-    assert mask.gather(-1, experience.action[..., None])[..., 0][goes_on].all()
+    continues = ~experience.time_step.is_last()
+    assert mask.gather(-1, experience.action[..., None])[..., 0][continues].all()
     found = experience.rollout_info.rl
-    invalid = ~of_candidates(mask, found.candidate_actions) & goes_on[..., None]
+    invalid = ~of_candidates(mask, found.candidate_actions) & continues[..., None]
     assert (found.candidate_action_policy[invalid] == 0).all()
     batch, info = processed(agent, count=64)
     target = nest.map_structure(lambda x: x[:, 0, 0] if x.ndim > 2 else x, batch.rollout_info.rl.target)
@@ -513,8 +513,8 @@ def test_the_representation_learner_trains_under_any_policy(algorithm, environme
         buffer = impl.replay_buffer
         assert buffer.current_pos.tolist() == [6 * (i + 1)] * env.batch_size
         assert any(not torch.equal(a, b) for a, b in zip(before, impl.model.parameters()))
-    everything, _ = buffer.gather_all()
-    step_type = everything.step_type
+    experience, _ = buffer.gather_all()
+    step_type = experience.step_type
     after_last = step_type[:, 1:][step_type[:, :-1] == 2]
     assert len(after_last) and (after_last == 0).all(), 'no step is stored twice, and none is left out'
 

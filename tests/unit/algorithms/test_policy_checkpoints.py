@@ -54,19 +54,19 @@ def test_a_negative_return_to_exceed_is_lowered_as_well():
 
 def slow_loop(episodes, num_episodes):
     """Return the number of updates after each episode, and whether its policy was kept."""
-    best, found, since, worst = -float('inf'), [], 0, []
+    best, found, num_steps, worst = -float('inf'), [], 0, []
     for rewards in episodes:
         worst.append(sum(rewards))
-        since += len(rewards)
+        num_steps += len(rewards)
         if min(worst) < best:
-            found.append((since, False))
+            found.append((num_steps, False))
         elif len(worst) == num_episodes:
             best = min(worst)
-            found.append((since, True))
+            found.append((num_steps, True))
         else:
             found.append((0, False))
         if found[-1][0]:
-            since, worst = 0, []
+            num_steps, worst = 0, []
     return found
 
 
@@ -103,10 +103,10 @@ def test_a_run_trains_only_after_episodes_and_evaluates_the_saved_policy():
     observe = rl._checkpoints.observe
 
     def observe_and_note(*step):
-        is_kept = observe(*step)
-        if is_kept:
+        is_saved = observe(*step)
+        if is_saved:
             saved.append(outputs()[0])
-        return is_kept
+        return is_saved
 
     rl._checkpoints.observe = observe_and_note
     assert torch.equal(*outputs())

@@ -127,10 +127,10 @@ def test_iterations_skip_the_auxiliary_value_and_phases_train_everything():
     before = parameters(head)
     agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(head)))
-    everything = parameters(networks)
+    all_parameters = parameters(networks)
     agent.learner.phase._stored.num_iterations = 2
     agent.learner.phase.run_if_due()
-    changed = [not torch.equal(a, b) for a, b in zip(everything, parameters(networks))]
+    changed = [not torch.equal(a, b) for a, b in zip(all_parameters, parameters(networks))]
     assert all(changed)
 
 

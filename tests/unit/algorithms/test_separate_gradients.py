@@ -36,8 +36,8 @@ def test_each_parameter_has_one_gradient_or_none():
     agent, _ = make_agent('actor-critic', 'discrete')
     names = [name for name, _ in agent.optimized_parameters()[1]]
     loss_info, masks = losses(agent)
-    of_value = LossInfo(loss=loss_info.extra['rl'].td_loss)
-    gradients = agent.compute_gradients(of_value, torch.ones_like(of_value.loss))
+    value_loss = LossInfo(loss=loss_info.extra['rl'].td_loss)
+    gradients = agent.compute_gradients(value_loss, torch.ones_like(value_loss.loss))
     assert len(gradients) == len(names)
     for name, gradient in zip(names, gradients):
         assert (gradient is not None) == ('_value_network' in name), name

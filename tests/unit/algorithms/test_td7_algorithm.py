@@ -81,14 +81,14 @@ def test_the_networks_are_those_of_the_paper():
     expected = linear(last, elu(linear(second, elu(linear(first, cat((found, a)))))))
     torch.testing.assert_close(encoder((s, a))[0], expected)
     actor = SaleActorNetwork((OBSERVATION, TensorSpec((6, ))), ACTION, 9, (8, 7))
-    [of_state], [first, second] = actor._encoding_net._preprocessors[0]._layers, actor._encoding_net._layers
-    x = relu(linear(second, relu(linear(first, cat((avg_l1_norm(linear(of_state, s)), z))))))
+    [state_layer], [first, second] = actor._encoding_net._preprocessors[0]._layers, actor._encoding_net._layers
+    x = relu(linear(second, relu(linear(first, cat((avg_l1_norm(linear(state_layer, s)), z))))))
     [last] = actor._action_layers[0]._layers
     torch.testing.assert_close(actor((s, z))[0], 1 + 2 * torch.tanh(linear(last, x)))  # bounds -1 and 3
     critic = SaleCriticNetwork(((OBSERVATION, ACTION), (TensorSpec((6, )), TensorSpec((6, )))), TensorSpec(()), 9,
                                (8, 7))
-    [of_pair], [first, second, last, _] = critic._observation_encoder._layers, critic._joint_encoder._layers
-    x = elu(linear(second, elu(linear(first, cat((avg_l1_norm(linear(of_pair, cat((s, a)))), z, p))))))
+    [pair_layer], [first, second, last, _] = critic._observation_encoder._layers, critic._joint_encoder._layers
+    x = elu(linear(second, elu(linear(first, cat((avg_l1_norm(linear(pair_layer, cat((s, a)))), z, p))))))
     torch.testing.assert_close(critic(((s, a), (z, p)))[0], linear(last, x)[:, 0])
 
 

@@ -60,7 +60,7 @@ def test_ranks_and_their_launcher_listen_on_localhost_only(tmp_path):
     (tmp_path / 'rank.py').write_text(RANK)
     assert launch.launch([sys.executable, str(tmp_path / 'rank.py'), str(tmp_path)], 2) == 0
     found = [json.loads((tmp_path / rank).read_text()) for rank in '01']
-    assert any(of_rank for of_rank, _ in found) and all(of_starter for _, of_starter in found)
+    assert any(rank_sockets for rank_sockets, _ in found) and all(launcher_sockets for _, launcher_sockets in found)
     assert all(is_loopback(address) for both in found for addresses in both for address in addresses), found
 
 

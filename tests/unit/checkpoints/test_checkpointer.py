@@ -470,8 +470,8 @@ class _Evil:
 
 def test_an_environment_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch):
     checkpointer = saved(tmp_path, 1)
-    with monkeypatch.context() as stranger:
-        stranger.setenv('XDG_CONFIG_HOME', str(tmp_path / 'stranger'))
+    with monkeypatch.context() as other_user:
+        other_user.setenv('XDG_CONFIG_HOME', str(tmp_path / 'stranger'))
         checkpointer.save(1, environment_state=_Evil(tmp_path / 'executed'))
     assert checkpointer.load_environment_state(1) is None
     assert 'not written with the key of this user' in caplog.text

@@ -19,14 +19,14 @@ def test_the_key_is_created_once_and_for_the_user_only():
     assert user_key() != key
 
 
-@pytest.mark.parametrize('spoil, message', [
+@pytest.mark.parametrize('corrupt, message', [
     (lambda name: os.chmod(name, 0o644), 'other users can read it'),
     (lambda name: os.truncate(name, 5), 'damaged'),
     (lambda name: os.remove(name) or os.mkdir(name), 'cannot be created or read'),
     (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be created or read'),
 ])
-def test_an_invalid_or_shared_key_is_rejected(spoil, message):
+def test_an_invalid_or_shared_key_is_rejected(corrupt, message):
     user_key()
-    spoil(path())
+    corrupt(path())
     with pytest.raises(NoKeyError, match=f'{path()}.*{message}'):
         user_key()

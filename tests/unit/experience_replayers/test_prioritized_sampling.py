@@ -189,20 +189,20 @@ def test_new_steps_get_the_largest_stored_priority_at_every_third_update():
     buffer = filled(4, new_priority_period=3, enable_checkpoint=True)
     loaded = filled(0, new_priority_period=3, enable_checkpoint=True)
 
-    def of_new(one):
+    def new_priority(one):
         one.add_batch(torch.tensor([0]))
         newest = int(one.current_pos[0]) - 1
         return one.state_dict()['priorities']['priorities'][newest % 8].item()
 
     set_priorities(buffer, {0: 9.0, 1: 1.0, 2: 1.0, 3: 2.0})
     set_priorities(buffer, {0: 0.5})
-    assert of_new(buffer) == 9.0  # the largest one so far, at position 4
+    assert new_priority(buffer) == 9.0  # the largest one so far, at position 4
     loaded.load_state_dict(copy.deepcopy(buffer.state_dict()))
     for one in (buffer, loaded):
         set_priorities(one, {4: 3.0})  # the third update: 0.5, 1, 1, 2, 3
-        assert of_new(one) == 3.0
+        assert new_priority(one) == 3.0
         set_priorities(one, {1: 4.0})
-        assert of_new(one) == 4.0  # a larger one was set
+        assert new_priority(one) == 4.0  # a larger one was set
 
 
 def test_state_without_a_number_of_updates_can_be_loaded():

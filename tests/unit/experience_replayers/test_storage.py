@@ -23,20 +23,20 @@ def steps(values):
 
 def bytes_per_step(buffer):
     """Everything that the buffer holds in arrays, for each step that it can hold."""
-    seen, total, todo = set(), 0, [buffer]
-    while todo:
-        item = todo.pop()
+    seen, total, pending = set(), 0, [buffer]
+    while pending:
+        item = pending.pop()
         if isinstance(item, torch.Tensor):
             storage = item.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
                 total += storage.nbytes()
         elif isinstance(item, dict):
-            todo.extend(item.values())
+            pending.extend(item.values())
         elif isinstance(item, (list, tuple)):
-            todo.extend(item)
+            pending.extend(item)
         elif type(item).__module__.startswith('alfx.experience_replayers'):
-            todo.append(vars(item))
+            pending.append(vars(item))
     return total / (buffer.max_length * buffer.num_environments)
 
 

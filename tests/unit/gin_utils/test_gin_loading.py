@@ -669,7 +669,7 @@ def test_bindings_of_step_functions_and_macros_count(conf):
     assert unused() == [('car.gin:2', 'unmentioned = 1')]
 
 
-def refused(conf_file, params=(), **kwargs):
+def rejection(conf_file, params=(), **kwargs):
     """Load a conf, make a car as a first iteration does, and return the message of the unused bindings."""
     gin_utils.load(conf_file, params, **kwargs)
     garage()
@@ -690,10 +690,10 @@ def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint)
     configurable('Engines', module='toys')(lambda depth=1: depth)
     gin_utils.declare_scope('frt')  # otherwise its name is already an error
     conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
-    message = refused(conf(f"include 'base.gin'\n\n{line}"))
+    message = rejection(conf(f"include 'base.gin'\n\n{line}"))
     assert message.startswith(f'car.gin:3: this binding is never used: {line}\n') and hint in message
     assert 'correct or remove it, or train with --allow_unused' in message
-    assert refused('base', [line]).startswith(f"override '{line}': this binding is never used")
+    assert rejection('base', [line]).startswith(f"override '{line}': this binding is never used")
     gin_utils.load('base', [line], allow_unused=True)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
@@ -706,7 +706,7 @@ def test_an_unused_macro_of_a_file_is_reported_and_not_fatal(conf, caplog):
     gin_utils.refuse_unused(gin_utils.unused_bindings())
     assert ('car.gin:1: this binding has not been used so far: hiden_size = 3 '
             "(no statement uses this macro: did you mean 'hidden_size'?)") in caplog.text
-    message = refused('car', ['hiddn_size = 3'])
+    message = rejection('car', ['hiddn_size = 3'])
     assert "no statement uses this macro: did you mean 'hidden_size'?" in message
 
 
@@ -740,12 +740,12 @@ def test_shipped_lines_disabled_by_an_override_are_not_reported(conf, caplog):
 
 def test_a_conf_that_is_included_in_vain_is_reported(conf, caplog):
     gin_utils.load(conf("include 'ppo_corridor.gin'\ninclude 'rnd.gin'\ninclude 'count_bonus.gin'"))
-    of_rnd = [binding for binding in gin_utils.unused_bindings() if 'rnd' in str(binding).lower()]
-    assert len(of_rnd) == 13
-    gin_utils.warn_of_unused(of_rnd)
+    rnd_bindings = [binding for binding in gin_utils.unused_bindings() if 'rnd' in str(binding).lower()]
+    assert len(rnd_bindings) == 13
+    gin_utils.warn_of_unused(rnd_bindings)
     assert [record.getMessage() for record in caplog.records] == [
         'rnd.gin has no effect: later bindings select something else']
-    gin_utils.warn_of_unused(of_rnd[1:])
+    gin_utils.warn_of_unused(rnd_bindings[1:])
     assert len(caplog.records) == 1, 'the first binding is used'
 
 

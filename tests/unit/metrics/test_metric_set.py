@@ -30,15 +30,15 @@ def unrolls(count, length=3):
 
 
 def test_deferred_metrics_match_immediate_ones():
-    late = at_once = None
+    deferred = immediate = None
     for env, steps in unrolls(40):
-        if late is None:
-            late, at_once = MetricSet(make_metrics(env)), make_metrics(env)
-        late.observe(steps)
-        update_metrics(at_once, steps)
-        assert [m.result() for m in late.counters] == [m.result() for m in at_once[:2]]
-    assert [m.result() for m in late.catch_up()] == [m.result() for m in at_once]
-    assert at_once[2].result() > 0 and at_once[3].result() == 4
+        if deferred is None:
+            deferred, immediate = MetricSet(make_metrics(env)), make_metrics(env)
+        deferred.observe(steps)
+        update_metrics(immediate, steps)
+        assert [m.result() for m in deferred.counters] == [m.result() for m in immediate[:2]]
+    assert [m.result() for m in deferred.catch_up()] == [m.result() for m in immediate]
+    assert immediate[2].result() > 0 and immediate[3].result() == 4
 
 
 def test_a_saved_state_has_seen_everything():

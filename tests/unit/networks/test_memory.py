@@ -159,8 +159,8 @@ def unrolled(snapshot_only):
 
 def test_gradients_flow_through_time_to_writes_still_in_memory():
     contents, keys = unrolled(snapshot_only=False)
-    remembered = torch.stack([content.grad.any(dim=1) for content in contents])
-    assert remembered[-1].all() and remembered.sum(0).tolist() == [2, 2] and bool(keys.grad.any())
+    has_gradient = torch.stack([content.grad.any(dim=1) for content in contents])
+    assert has_gradient[-1].all() and has_gradient.sum(0).tolist() == [2, 2] and bool(keys.grad.any())
     contents, keys = unrolled(snapshot_only=True)
     assert all(content.grad is None for content in contents) and bool(keys.grad.any())
 

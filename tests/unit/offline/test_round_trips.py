@@ -172,10 +172,10 @@ def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
     experience, info = buffer_of(names).get_batch(600, 3)
     time_step = experience.time_step
     assert (time_step.env_id == time_step.env_id[:, :1]).all() and time_step.env_id.unique().tolist() == [-3, -2, -1]
-    arrived = time_step.step_type != StepType.FIRST
+    is_valid = time_step.step_type != StepType.FIRST
     number = torch.tensor([0, 3, 7])[-1 - time_step.env_id]
     # without 1000 * number, a reward is a sum of the random numbers of its transition
-    assert ((time_step.reward - 1000 * number).abs()[arrived] < 900).all()
+    assert ((time_step.reward - 1000 * number).abs()[is_valid] < 900).all()
 
 
 def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
@@ -183,9 +183,9 @@ def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
     names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (1, 2)]
     offline = buffer_of(names, keep_episodic_info=True)
     online = ReplayBuffer(offline.data_spec, 2, offline.max_length, keep_episodic_info=True)
-    everything = [steps_of(made_up(number)) for number in (1, 2)]
+    datasets = [steps_of(made_up(number)) for number in (1, 2)]
     for t in range(offline.max_length):
-        time_step, action = nest.map_structure(lambda *x, t=t: torch.stack([y[t] for y in x]), *everything)
+        time_step, action = nest.map_structure(lambda *x, t=t: torch.stack([y[t] for y in x]), *datasets)
         online.add_batch(Experience(time_step, action, BasicRLInfo(action=action)))
     positions, found = torch.arange(offline.max_length - 1).repeat(2), []
     env_ids = torch.arange(2).repeat_interleave(offline.max_length - 1)

@@ -105,9 +105,9 @@ def test_runs_in_a_folder_are_grouped_by_conf(tmp_path):
 
 
 def test_confs_are_compared_seed_by_seed(tmp_path):
-    of_first = [write_run(tmp_path / f'a{seed}', [value], 0.1, seed) for seed, value in ((1, 10), (2, 20), (3, 90))]
-    of_second = [write_run(tmp_path / f'b{seed}', [value], 0.2, seed) for seed, value in ((1, 12), (2, 26), (4, 0))]
-    runs = [comparing.read_run(folder) for folder in [*of_first, *of_second]]
+    first_runs = [write_run(tmp_path / f'a{seed}', [value], 0.1, seed) for seed, value in ((1, 10), (2, 20), (3, 90))]
+    second_runs = [write_run(tmp_path / f'b{seed}', [value], 0.2, seed) for seed, value in ((1, 12), (2, 26), (4, 0))]
+    runs = [comparing.read_run(folder) for folder in [*first_runs, *second_runs]]
     found, = comparing.paired_differences(runs, 'final return')
     assert (found.mean, found.num_pairs) == (4.0, 2)  # 2 and 6; seeds 3 and 4 have no partner
     # Student's t for one degree of freedom at 97.5% is 12.706; standard error of 2 and 6: sqrt(8 / 2) = 2

@@ -54,10 +54,10 @@ def test_episodes_are_reported_and_measured(root_dir):
 def test_returns_are_reported_as_plain_numbers(root_dir):
     lines = []
     for reward in (torch.tensor([112.0]), torch.tensor([[0.5, 2.0]])):
-        narrator = _EpisodeReporter(lambda *args: None, lines.append)
+        reporter = _EpisodeReporter(lambda *args: None, lines.append)
         step = WalkEnv(1, lengths=[1]).reset()
         for step_type in (StepType.FIRST, StepType.LAST):
-            narrator(step._replace(reward=reward, step_type=torch.tensor([int(step_type)])), AlgStep())
+            reporter(step._replace(reward=reward, step_type=torch.tensor([int(step_type)])), AlgStep())
     assert lines == ['episode 1: return 112, length 1', 'episode 1: return [0.5 2. ], length 1']
 
 

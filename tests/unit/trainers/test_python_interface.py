@@ -215,13 +215,13 @@ def test_policies_load_in_several_threads_at_once(masked_run, tmp_path):
 
 
 def test_a_second_thread_is_rejected_while_one_trains(masked_run, tmp_path, monkeypatch):
-    policy, refused = alfx.load(masked_run), []
+    policy, errors = alfx.load(masked_run), []
 
     def call_from_another_thread(self):
         calls = (lambda: alfx.train('ppo_pendulum', SMALL, tmp_path / 'b'), lambda: alfx.load(masked_run),
                  lambda: policy.predict(np.zeros(2)))
         with ThreadPoolExecutor(1) as other:
-            refused.extend(str(other.submit(call).exception()) for call in calls)
+            errors.extend(str(other.submit(call).exception()) for call in calls)
         policy.predict(np.zeros(2))  # the thread that trains may use a policy
         with pytest.raises(gin_utils.ConfError, match='from code that alfx.train runs'):
             alfx.load(masked_run)
@@ -230,7 +230,7 @@ def test_a_second_thread_is_rejected_while_one_trains(masked_run, tmp_path, monk
     original = RLTrainer.train
     monkeypatch.setattr(RLTrainer, 'train', call_from_another_thread)
     alfx.train('ppo_pendulum', SMALL, tmp_path / 'a')
-    assert len(refused) == 3 and all('while alfx.train runs in another thread' in text for text in refused)
+    assert len(errors) == 3 and all('while alfx.train runs in another thread' in text for text in errors)
     assert not (tmp_path / 'b').exists()
 
 

@@ -124,9 +124,9 @@ def test_a_child_process_ends_with_a_program_that_does_not_stop_it(tmp_path):
     assert not is_running(int(done.stdout))
 
 
-def talk(tell, how):
-    tell('log', (30, 'about to end'))
-    tell('number', 3)
+def send_messages(send, how):
+    send('log', (30, 'about to end'))
+    send('number', 3)
     if how == 'raises':
         raise ValueError('no way')
     if how == 'exits':
@@ -143,7 +143,7 @@ def talk(tell, how):
     ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
     ('is killed', 'was killed by SIGKILL (often out of memory)', 'about to end')])
 def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
-    child = MessagingProcess(talk, (how, ), 'test process')
+    child = MessagingProcess(send_messages, (how, ), 'test process')
     messages = []
     wait_for(lambda: child.exitcode is not None)
     messages += child.listen()

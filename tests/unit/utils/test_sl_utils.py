@@ -108,8 +108,8 @@ def test_digits_are_split_and_their_labels_become_classes():
     train, test = load_digits()
     assert (len(train.dataset), len(test.dataset)) == (1437, 360) and train.dataset.shape[1:] == (1, 8, 8)
     some, _ = load_digits(label_idx=(7, 2))
-    everything = train.data
-    assert torch.equal(some.data.inputs[some.data.targets == 0], everything.inputs[everything.targets == 7])
+    all_data = train.data
+    assert torch.equal(some.data.inputs[some.data.targets == 0], all_data.inputs[all_data.targets == 7])
     assert set(some.data.targets.tolist()) == {0, 1}
     with pytest.raises(ConfError, match='distinct digits from 0 to 9'):
         load_digits(label_idx=(3, 3))

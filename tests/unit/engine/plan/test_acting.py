@@ -170,12 +170,12 @@ def test_a_function_that_counts_its_calls_runs_every_time(name, is_partial, capl
 def test_a_wrong_graph_is_never_used(net, monkeypatch, caplog):
     make = Replayed._make
 
-    def spoiled(*args):
+    def corrupted(*args):
         cached = make(*args)
         run, cached.run = cached.run, lambda leaves: [x * 1.0001 for x in run(leaves)]
         return cached
 
-    monkeypatch.setattr(Replayed, '_make', spoiled)
+    monkeypatch.setattr(Replayed, '_make', corrupted)
     recorded = TracedFunction(lambda x: {'action': net(x)}, net)
     for result in calls(recorded, 6, torch.ones(1, 3)):
         assert torch.equal(result['action'], net(torch.ones(1, 3)))

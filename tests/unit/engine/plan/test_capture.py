@@ -28,10 +28,10 @@ def test_on_the_cpu_an_update_stays_compiled(never_replayed):
 
 @pytest.mark.parametrize('asks', [False, True])
 def test_an_uncapturable_update_runs_eagerly_and_logs_the_reason(asks, never_replayed, monkeypatch, caplog):
-    def refuse(*args):
+    def fail(*args):
         raise RuntimeError('operation not permitted when capturing\nlong text')
 
-    monkeypatch.setattr(capture, 'CudaGraph', refuse)
+    monkeypatch.setattr(capture, 'CudaGraph', fail)
     agent = make_agent(True)
     train([agent], 1)
     captured, compiled = capturing(agent)

@@ -399,7 +399,7 @@ def test_an_update_that_branches_on_values_stays_eager_with_one_warning(compile,
 # A wrong plan is not used --------------------------------------------------------------------------------------------
 
 
-def _spoiled(index, results):
+def _corrupted(index, results):
     results = list(results)
     results[index] = results[index] * (1.1 if index == 2 else 1.01)  # a gradient may differ by 1/32 in one call
     return results
@@ -410,15 +410,15 @@ def _spoiled(index, results):
 @pytest.mark.parametrize('backend', ['replayed', 'compiled'])
 def test_a_backend_with_wrong_results_is_dropped_with_a_warning(backend, index, part, warm_up, monkeypatch, caplog):
     """Drop backends with different results, with a warning that names the part."""
-    def spoil(make):
-        def spoiled(*args):
+    def corrupt(make):
+        def corrupted(*args):
             cached = make(*args)
-            run, cached.run = cached.run, lambda leaves: _spoiled(index, run(leaves))
+            run, cached.run = cached.run, lambda leaves: _corrupted(index, run(leaves))
             return cached
-        return spoiled
+        return corrupted
 
     cls = Replayed if backend == 'replayed' else compile.Compiled
-    monkeypatch.setattr(cls, '_make', spoil(cls._make))
+    monkeypatch.setattr(cls, '_make', corrupt(cls._make))
     warm_up(10**9)
     plain = make_agent()
     train([plain], 3)
@@ -547,14 +547,14 @@ def test_every_update_makes_the_same_number_of_collective_calls(compile, algorit
         with summary.push_summary_writer(Silent()), context.record_if(recording):
             agent.train_iter()
         sizes.append(list(ranks.sizes))
-    of_an_update = sizes[0][:len(sizes[0]) // 3]
-    assert sizes == [3 * of_an_update] * 5 and len(of_an_update) == 2
+    update_sizes = sizes[0][:len(sizes[0]) // 3]
+    assert sizes == [3 * update_sizes] * 5 and len(update_sizes) == 2
     assert bool(num_graphs(agent)) == (algorithm_cls is Asking)
     ranks.sizes.clear()
     agent.policy.factor.fill_(float('nan'))
     with pytest.raises(NonFiniteLossError, match='critic'):
         agent.train_iter()
-    assert ranks.sizes == of_an_update and context.get_ranks() is ranks
+    assert ranks.sizes == update_sizes and context.get_ranks() is ranks
 
 
 # Batches -------------------------------------------------------------------------------------------------------------
