@@ -47,7 +47,7 @@ COUNT, LOWEST = 5, 3  # actions 3 .. 7
 
 
 class Allowed(gymnasium.Env):
-    """An environment that masks invalid actions and refuses them; no action is valid at the end of an episode."""
+    """An environment that masks invalid actions and raises for them; no action is valid at the end of an episode."""
 
     kind = 'discrete'
 
@@ -168,7 +168,7 @@ def is_allowed(agent, action, mask):
 
 @every_case
 def test_training_takes_only_valid_actions_and_has_finite_losses(name):
-    agent, _ = make(name)  # the environment refuses every other action
+    agent, _ = make(name)  # the environment raises for every other action
     for _ in range(8):
         agent.train_iter()
     assert agent.get_step_metrics()[0].result() == 8 * 7 * 4  # one step in eight is the first of an episode

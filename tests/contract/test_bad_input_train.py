@@ -338,7 +338,7 @@ def test_a_run_without_its_stored_conf_accepts_no_other_one(run_train):
 
 
 def test_a_conf_with_a_byte_order_mark_is_read_and_a_folder_is_rejected(run_train, tmp_path):
-    """Read a conf that starts with the byte order mark of Windows editors; refuse a folder as a conf."""
+    """Read a conf that starts with the byte order mark of Windows editors; reject a folder as a conf."""
     (tmp_path / 'marked.gin').write_text(CONF, encoding='utf-8-sig')
     assert run_train(conf='marked.gin')[0] == 0
     (tmp_path / 'wide.gin').write_text(CONF, encoding='utf-16')

@@ -26,7 +26,7 @@ def empty_gin():
 @pytest.mark.parametrize('cell', compose.covering_sample() + [
     pytest.param(cell, marks=pytest.mark.slow) for cell in compose.sample_of_bonuses()], ids=' + '.join)
 def test_each_combination_works_or_is_rejected_by_name(cell, tmp_path):
-    """Train, repeat, save and evaluate every combination, unless it is refused by name."""
+    """Train, repeat, save and evaluate every combination, unless it is rejected by name."""
     outcome = compose.try_cell(cell, tmp_path)
     assert outcome.verdict == ('ok' if compose.expected_refusal(cell) is None else 'refused'), outcome.message
 

@@ -1,4 +1,4 @@
-"""Policies of the shipped confs act the same when they are recorded for a file, or are refused by name."""
+"""Policies of the shipped confs act the same after export to a file, or are rejected by name."""
 import pytest
 
 from alfx import gin_utils

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends as if it had not been."""
+"""A run that is killed repeatedly ends like an uninterrupted run."""
 import os
 import pty
 import select
@@ -16,7 +16,7 @@ from kill_runs import checkpoints
 
 pytestmark = pytest.mark.processes
 
-# conf, what makes its run short, processes
+# conf, overrides for a short run, processes
 FAMILIES = {
     'sac': ('sac_pendulum', ('TrainerConfig.num_env_steps=1200', ), 1),
     'dqn in four environments': (

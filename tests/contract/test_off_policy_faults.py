@@ -1,6 +1,6 @@
 """Faults that training from replay is prone to: data that must not reach a loss, a statistic or the buffer.
 
-Those of the buffer itself (seams, priorities, episodes) are in tests/numerics/test_replay_against_slow_loops.py and
+Faults of the buffer itself (seams, priorities, episodes) are in tests/numerics/test_replay_against_slow_loops.py and
 tests/unit/experience_replayers; of prioritized updates in tests/unit/engine/test_priority_updates.py; of hindsight in
 tests/numerics/test_hindsight.py.
 """

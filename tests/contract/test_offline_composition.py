@@ -109,7 +109,7 @@ ALGORITHMS = {
     'cql, discrete': (DISCRETE, lambda net: partial(DiscreteCqlAlgorithm, q_network_cls=net['q'])),
 }
 PARTS = ('none', 'representation', 'icm', 'entropy target')
-POLICIES = {'iql', 'awac', 'cql', 'sac', 'sac, discrete'}  # those with an action distribution
+POLICIES = {'iql', 'awac', 'cql', 'sac', 'sac, discrete'}  # algorithms with an action distribution
 CELLS = [(name, form, PARTS[(number + i) % len(PARTS)]) for number, name in enumerate(ALGORITHMS)
          for i, form in enumerate(OBSERVATIONS)]
 

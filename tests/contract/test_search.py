@@ -1,4 +1,4 @@
-"""``alfx.bin.search`` as a user runs it: its processes train, stop, are killed and resume."""
+"""``alfx.bin.search`` from the command line: its processes train, stop, are killed and resume."""
 import csv
 import glob
 import os

@@ -1,4 +1,4 @@
-"""What an auxiliary phase keeps of images is the frames, as the environment gave them."""
+"""An auxiliary phase stores the frames of the environment, not stacks of them."""
 import gymnasium
 import numpy as np
 import pytest

@@ -33,7 +33,7 @@ gymnasium.register('Evil-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleE
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """A run folder."""
+    """Return a run folder."""
     folder = tmp_path_factory.mktemp('stranger')
     (folder / 'mine.gin').write_text(CONF)
     with flag_values(train.PARSER, conf=str(folder / 'mine.gin'), root_dir=str(folder / 'run')):
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def tampered(run, tmp_path, monkeypatch):
-    """Makes a copy of the run folder with a line more in its conf, and a module beside it; plays it."""
+    """Play a copy of the run folder with an additional line in its conf and a module beside it."""
     (tmp_path / 'evil.py').write_text(EVIL)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(run, tmp_path / 'copy')

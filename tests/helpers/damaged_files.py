@@ -1,4 +1,4 @@
-"""Random damage of the files of a small run and a small dataset, and everything that reads these files."""
+"""Random damage to the files of a small run and a small dataset, and all functions that read them."""
 import contextlib
 import glob
 import hashlib

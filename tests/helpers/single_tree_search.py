@@ -71,7 +71,7 @@ class SingleTreeSearch:
                 self.grow(edges, node)
         return self.root
 
-    # Growing -----------------------------------------------------------------------------------------------------
+    # Expansion -----------------------------------------------------------------------------------------------------
 
     def grow(self, edges, node):
         trunk = [above for above, _ in edges]
@@ -111,7 +111,7 @@ class SingleTreeSearch:
     def q(self, node):
         return node.reward + self.s.discount * node.mean
 
-    # Choosing ----------------------------------------------------------------------------------------------------
+    # Selection ----------------------------------------------------------------------------------------------------
 
     def score(self, value, player):
         low, high = self.s.known_bounds or (min(self.seen), max(self.seen))

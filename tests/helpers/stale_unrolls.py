@@ -1,4 +1,4 @@
-"""Unrolls of a policy of some iterations ago, in this process."""
+"""Unrolls of an older policy, in this process."""
 import torch
 
 from alfx.engine.remote.remote_unroll import UnrollSource

@@ -71,13 +71,13 @@ def trained(kind):
 
 def main(out):
     torch.set_num_threads(1)
-    backends.WARM_UP = backends.WarmUp(1, 1)  # two of three epochs are played
+    backends.WARM_UP = backends.WarmUp(1, 1)  # two of three epochs are replayed
     ranks = data_parallel.join(torch.device('cpu'))
     found = {}
     for kind in {**KINDS, **OWN_UPDATES}:
         algorithm = make(kind)
         algorithm.activate_ddp(ranks.rank)
-        torch.manual_seed(1 + ranks.rank)  # others draw what rank 0 draws
+        torch.manual_seed(1 + ranks.rank)  # other ranks draw the same numbers as rank 0
         for _ in range(EPOCHS):
             algorithm.train_iter()
         plan = algorithm.updater.plan(algorithm._batch_losses)

@@ -17,7 +17,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 class WalkEnv(AlfEnvironment):
     """Environments that move by the sign of the action plus noise; episodes last ``lengths[i]`` steps (None: random).
 
-    The reward is 1 a step in environments of odd number and 0 in the others, so that the return tells the length.
+    The reward is 1 a step in environments of odd number and 0 in the others, so that the return shows the length.
     """
 
     def __init__(self, batch_size=4, lengths=None, seed=0, saves_state=True):

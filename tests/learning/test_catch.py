@@ -1,4 +1,4 @@
-"""Algorithms for discrete actions learn from images: each catches the ball of Catch in at least 95% of the episodes."""
+"""Algorithms for discrete actions learn from images: each catches the ball in at least 95% of the episodes of Catch."""
 import pytest
 import torch
 from helpers import catch

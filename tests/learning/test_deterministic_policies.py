@@ -16,7 +16,7 @@ ALGORITHMS = {'ddpg': partial(DdpgAlgorithm, target_update_tau=0.05), 'td3': par
 
 
 def greedy_return(agent, env, episodes=2):
-    """Mean undiscounted return of whole episodes of 5 steps, of which 4 are rewarded."""
+    """Return the mean undiscounted return of complete episodes of 5 steps, of which 4 are rewarded."""
     total = torch.zeros(env.batch_size)
     time_step = env.reset()
     with torch.no_grad(), context.eval_context():

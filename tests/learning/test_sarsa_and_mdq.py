@@ -26,7 +26,7 @@ SIGNALS = torch.tensor([[-1.0], [1.0]])
 
 
 def greedy_actions(agent, env):
-    """The actions at both signals, ``[2, 1]``."""
+    """Return the actions at both signals, ``[2, 1]``."""
     time_step = env.reset()
     time_step = time_step._replace(observation=SIGNALS.repeat(env.batch_size // 2, 1))
     with torch.no_grad(), context.eval_context():

@@ -12,7 +12,7 @@ ITERATIONS = {('recurrent', 'actor-critic'): 300, ('recurrent', 'impala'): 300}
 
 
 def greedy_return(agent, env, episodes=2):
-    """Return the mean undiscounted return of whole episodes of 5 steps, with all environments in lockstep."""
+    """Return the mean undiscounted return of complete episodes of 5 steps, with all environments in lockstep."""
     total = torch.zeros(env.batch_size)
     time_step = env.reset()
     state = agent.get_initial_predict_state(env.batch_size)

@@ -15,7 +15,7 @@ F, M, L = StepType.FIRST, StepType.MID, StepType.LAST
 
 
 def random_info(length=7, batch=3, seed=0):
-    """Infos with episodes that terminate, are truncated, and start in the middle."""
+    """Return infos with episodes that terminate, are truncated, and start in the middle."""
     generator = torch.Generator().manual_seed(seed)
     step_type = torch.full((length, batch), M, dtype=torch.int32)
     step_type[2, 0], step_type[3, 0] = L, F

@@ -10,7 +10,7 @@ LR, BETA1, BETA2 = 0.1, 0.9, 0.99
 
 
 def slow_adam(x, gradients, eps, weight_decay=0.0, decoupled=False, epsilon_hat=False, amsgrad=False):
-    """The algorithm as in the paper, one number at a time."""
+    """Compute the algorithm of the paper, one number at a time."""
     m = v = v_max = 0.0
     for t, g in enumerate(gradients, start=1):
         if decoupled:

@@ -96,7 +96,7 @@ def test_returns_are_bootstrapped_at_the_end_of_episode_or_sequence():
 
 
 def slow_target(info, probs, gamma, v_min, v_max, t, b):
-    """The n-step target of step ``t``, reward by reward."""
+    """Return the n-step target of step ``t``, reward by reward."""
     total, factor, s = 0.0, 1.0, t
     while s < len(info.reward) - 1 and info.step_type[s, b] != LAST:
         s += 1

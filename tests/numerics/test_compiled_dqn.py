@@ -28,7 +28,7 @@ def _q_values(params, x):
 
 
 def _loss(params, target_params, experience):
-    """The Huber loss of double DQN's one-step errors, as a mean over both steps (van Hasselt et al. 2016)."""
+    """Return the Huber loss of double DQN's one-step errors, as a mean over both steps (van Hasselt et al. 2016)."""
     time_step, action = experience.time_step, experience.rollout_info.rl.action
     observation = time_step.observation.double()
     value = _q_values(params, observation[0]).gather(-1, action[0][:, None])[:, 0]

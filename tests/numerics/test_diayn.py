@@ -16,7 +16,7 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 
 def make(skill_spec, on_policy=True, **arguments):
-    """A discriminator that predicts a linear function of the observation."""
+    """Return a discriminator that predicts a linear function of the observation."""
     torch.manual_seed(0)
     algorithm = DIAYNAlgorithm(skill_spec, EncodingNetwork(OBSERVATION), **arguments)
     algorithm.set_on_policy(on_policy)
@@ -24,7 +24,7 @@ def make(skill_spec, on_policy=True, **arguments):
 
 
 def linear(algorithm):
-    """Weights ``[K, 2]`` and bias ``[K]`` of the discriminator."""
+    """Return weights ``[K, 2]`` and bias ``[K]`` of the discriminator."""
     weight, bias = (p.detach().double().numpy() for p in algorithm.parameters())
     return weight, bias
 

@@ -54,7 +54,7 @@ def episodes(ends, steps, terminates=False):
 
 
 def stored(histories, max_length):
-    """A buffer with the histories of several environments, which may be of different lengths."""
+    """Return a buffer with the histories of several environments, whose lengths can differ."""
     spec = Experience(time_step=extract_spec(histories[0]))
     buffer = ReplayBuffer(spec, len(histories), max_length, keep_episodic_info=True)
     for t in range(max(len(h.reward) for h in histories)):
@@ -70,7 +70,7 @@ def sampled(buffer, batch_size, length):
 
 
 def episode_end(history, position):
-    """The last stored position of the episode that ``position`` belongs to."""
+    """Return the last stored position of the episode of ``position``."""
     while position + 1 < len(history.reward) and history.step_type[position] != L:
         position += 1
     return position
@@ -291,7 +291,7 @@ def test_buffer_contents_and_collected_data_do_not_change():
 
 
 def pairwise(achieved, desired, info):
-    """Rewards of goals [..., 1]."""
+    """Return rewards of goals [..., 1]."""
     return -np.abs(achieved - desired).sum(-1)
 
 

@@ -37,7 +37,7 @@ def dense(network, x):
 
 
 def lstm(cell, x, state):
-    """One sample; gates in torch's order: input, forget, candidate, output."""
+    """Compute an LSTM for one sample; gates are in torch's order: input, forget, candidate, output."""
     h, c = state
     gates = cell.weight_ih @ x + cell.bias_ih + cell.weight_hh @ h + cell.bias_hh
     i, f, g, o = gates.view(4, -1)
@@ -121,7 +121,7 @@ def forgotten(b, x):
 
 
 def randomized(merlin):
-    """All parameters of about unit size, so that every term matters."""
+    """Draw parameters of about unit size, so that every term matters."""
     with torch.no_grad():
         for p in merlin.parameters():
             p.copy_(torch.randn_like(p) * 0.6)

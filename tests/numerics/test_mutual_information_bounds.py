@@ -57,7 +57,7 @@ def column(*values):
 
 
 def slow_bounds(estimator_type, x, y, factor, mean=None):
-    """The bound of each sample with the y of the sample before as one of Q; ``mean`` is that of exp(T)."""
+    """Return the bounds, with the previous sample's y as the sample of Q; ``mean`` is the mean of exp(T)."""
     bounds = []
     for i in range(len(x)):
         joint, product = factor * x[i] * y[i], factor * x[i] * y[i - 1]

@@ -27,7 +27,7 @@ def doubles(*shape):
 
 
 def slow_kernel(x, y, h):
-    """``k`` and its gradient by the first argument."""
+    """Return ``k`` and its gradient with respect to the first argument."""
     x = x.clone().requires_grad_()
     value = torch.exp(-(x - y).square().sum() / h)
     return float(value.detach()), torch.autograd.grad(value, x)[0]

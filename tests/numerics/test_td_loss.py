@@ -24,7 +24,7 @@ def random_info(steps=12, envs=3, dims=(), seed=0):
 
 
 def slow_lambda_return(info, value, gamma, td_lambda):
-    """The mixture of n-step returns of Sutton and Barto 2018, eq. 12.3, summed term by term."""
+    """Return the mixture of n-step returns of Sutton and Barto 2018, eq. 12.3, summed term by term."""
     steps, envs = value.shape
     result = torch.zeros(steps - 1, envs, dtype=value.dtype)
     for b in range(envs):
@@ -55,7 +55,7 @@ def test_targets_are_the_lambda_returns(td_lambda):
 
 
 def hand_made(last_discount):
-    """Rewards 1, 2; the second ends the episode; then a new episode begins."""
+    """Return steps with rewards 1 and 2, of which the second ends the episode; then a new episode begins."""
     return Info(torch.tensor([[0.0], [1.0], [2.0], [0.0]]),
                 torch.tensor([[FIRST], [MID], [LAST], [FIRST]], dtype=torch.int32),
                 torch.tensor([[1.0], [1.0], [last_discount], [1.0]]))

@@ -100,7 +100,7 @@ def test_truncated_samples_move_with_their_parameters():
 
 
 def slow_kl(p, q, low, high):
-    """The integral of ``p (log p - log q)`` over the box in float64, on a grid that is finer at the peak of p."""
+    """Integrate ``p (log p - log q)`` over the box in float64, on a grid that is finer at the peak of p."""
     near, box = min(max(p[0], low), high), torch.tensor([low, high]).double()
     steps = torch.cat([torch.zeros(1).double(), torch.logspace(-9, 0, 400_001, dtype=torch.float64)])
     dist_p, dist_q = (du.TruncatedNormal(*torch.tensor(d).double().view(2, 1), low, high) for d in (p, q))

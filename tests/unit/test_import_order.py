@@ -20,7 +20,7 @@ LAYERS = [
 
 
 def layer_of(module):
-    """The layer of ``'alfx.a.b'``; None for the package itself."""
+    """Return the layer of ``'alfx.a.b'``; None for the package itself."""
     name = module.removeprefix('alfx').strip('.')
     for depth, layer in enumerate(LAYERS):
         if any(name == entry for entry in layer):

@@ -127,7 +127,7 @@ def test_the_queue_is_bounded_and_killed_processes_are_reported(tmp_path, monkey
     size = ring.nbytes
     unroller.gather(50)
     wait_for(lambda: ring._filled.get_value() == 5)
-    time.sleep(0.5)  # a slow learner
+    time.sleep(0.5)  # simulate a slow learner
     assert ring._filled.get_value() == 5 and ring.nbytes == size < 5 * 3 * 200 + 64 * 30
     assert unroller.gather(7).env_steps.step_type.shape == (7, 3)
     pid = unroller._process.pid

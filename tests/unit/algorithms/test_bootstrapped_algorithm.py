@@ -1,4 +1,4 @@
-"""Which steps of a sequence each hook is called for, and where its results end up."""
+"""The steps of a sequence that each hook is called for, and the use of its results."""
 import pytest
 import torch
 
@@ -12,7 +12,7 @@ Info = namedtuple('Info', ['action', 'discounted_return'], default_value=())
 
 
 class Noting(BootstrappedAlgorithm):
-    """Each hook yields the observations of its rows, and notes them with whether there is a gradient."""
+    """An algorithm whose hooks return the observations of their rows, and record them and whether gradients are on."""
 
     def __init__(self, on_last_step=True, from_first_step=False, state_spec=()):
         super().__init__(train_state_spec=state_spec)
@@ -48,7 +48,7 @@ class Noting(BootstrappedAlgorithm):
 
 
 def sequence(length):
-    """Observations ``10 t + b + 1``, which are 0 nowhere."""
+    """Return observations ``10 t + b + 1``, which are never 0."""
     observation = (10 * torch.arange(length).unsqueeze(1) + torch.arange(BATCH) + 1).float()
     return TimeStep(step_type=torch.ones(length, BATCH), observation=observation), Info(action=observation)
 

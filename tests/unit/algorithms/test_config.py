@@ -1,4 +1,4 @@
-"""TrainerConfig: documented defaults, and what it refuses."""
+"""TrainerConfig: documented defaults, and invalid settings."""
 
 import copy
 import inspect
@@ -12,7 +12,7 @@ from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 
 def algorithm(**kwargs):
-    """Stands for the constructor of an algorithm."""
+    """Stand in for the constructor of an algorithm."""
 
 
 def make(**kwargs):
@@ -173,7 +173,7 @@ def test_sensible_options_are_accepted(kwargs):
 
 @pytest.mark.parametrize('whole_buffer, clear', [(True, True), (True, False), (False, True), (False, False)])
 def test_unrolls_are_minibatches_if_the_whole_buffer_is_used_and_cleared(whole_buffer, clear):
-    """Whole unrolls are the minibatches if the buffer is used whole and cleared."""
+    """Unrolls are the minibatches if the whole buffer is used and then cleared."""
     config = make(whole_replay_buffer_training=whole_buffer, clear_replay_buffer=clear, mini_batch_length=2)
     assert config.trains_on_whole_unrolls is (whole_buffer and clear)
 

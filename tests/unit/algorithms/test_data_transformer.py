@@ -1,4 +1,4 @@
-"""Data transformers: rollout and replay agree, statistics, order, errors, inputs left as they are."""
+"""Data transformers: agreement of rollout and replay, statistics, order, errors, unchanged inputs."""
 import copy
 from functools import partial
 
@@ -31,7 +31,7 @@ def time_step(observation, step_type=None, reward=None):
 
 
 def sample(spec, *outer):
-    """Random values of a nest of specs."""
+    """Return random values of a nest of specs."""
     def draw(s):
         values = torch.rand(*outer, *s.shape) * 200
         return values.to(s.dtype)
@@ -39,7 +39,7 @@ def sample(spec, *outer):
 
 
 def history(num_steps, num_envs, spec, first_probability=0.25):
-    """Time steps [T, B, ...] with random episodes; all environments begin with FIRST."""
+    """Return time steps [T, B, ...] with random episodes; all environments begin with FIRST."""
     first = torch.rand(num_steps, num_envs) < first_probability
     first[0] = True
     last = torch.cat([first[1:], torch.zeros(1, num_envs, dtype=torch.bool)])
@@ -49,7 +49,7 @@ def history(num_steps, num_envs, spec, first_probability=0.25):
 
 
 def rolled_out(transformer, steps):
-    """Transformed time steps [T, B, ...] of a rollout."""
+    """Return the transformed time steps [T, B, ...] of a rollout."""
     num_steps, num_envs = steps.step_type.shape
     state = zeros_from_spec(transformer.state_spec, num_envs)
     results = []

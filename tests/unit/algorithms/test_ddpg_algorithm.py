@@ -360,7 +360,7 @@ def test_other_noise_can_be_chosen():
 
 
 class Shift(GaussianNoise):
-    """Noise of 0.5, whatever its standard deviation."""
+    """Noise of 0.5, for any standard deviation."""
 
     def forward(self, action, state):
         return action + 0.5, state

@@ -1,4 +1,4 @@
-"""DIAYN as a part of agents: what it needs, what it changes, what it reports."""
+"""DIAYN as a part of agents: requirements, effects and summaries."""
 from functools import partial
 
 import pytest

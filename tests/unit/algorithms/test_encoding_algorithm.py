@@ -1,4 +1,4 @@
-"""A network as a representation learner: what it outputs, which losses it has, and how sequences are trained on."""
+"""A network as a representation learner: outputs, losses, and training on sequences."""
 from functools import partial
 
 import pytest
@@ -41,7 +41,7 @@ class Autoencoder(Network):
 
 
 class TimeStepEncoder(Network):
-    """Looks at the observation, the reward and the action that led here."""
+    """A network of the observation, the reward and the previous action."""
 
     def __init__(self, input_tensor_spec):
         super().__init__(input_tensor_spec, name='time_step_encoder')
@@ -62,7 +62,7 @@ def time_steps(*outer, seed=0):
 
 
 def sac_agent(learner, seed=0, mini_batch_length=2, use_rollout_state=False, batch_size=4):
-    """SAC for continuous actions with the representation learner, in episodes of 5 steps, ready to train."""
+    """Return SAC for continuous actions with the representation learner, in episodes of 5 steps, ready to train."""
     torch.manual_seed(seed)
     context.reset()
     env = PolicyUnittestEnv(batch_size, episode_length=5, action_type=ActionType.Continuous)

@@ -19,7 +19,7 @@ DISCRETE = BoundedTensorSpec((), torch.int64, 0, 3)
 
 
 def make(**kwargs):
-    """A window of 1, so that the average is the entropy given."""
+    """Return an algorithm with a window of 1, so that the average is the latest entropy."""
     return EntropyTargetAlgorithm(SPEC, **{
         'initial_alpha': 1.0, 'average_window': 1, 'target_entropy': 1.0, 'max_entropy': 2.0,
         'very_slow_update_rate': 0.01, 'slow_update_rate': 0.1, 'fast_update_rate': 0.5, **kwargs})
@@ -34,7 +34,7 @@ def stage(algorithm):
 
 
 def info_of(entropy, step_type=None):
-    """Info of entropies [T, B]."""
+    """Return the info of entropies [T, B]."""
     entropy = torch.as_tensor(entropy)
     if step_type is None:
         step_type = torch.full(entropy.shape, StepType.MID, dtype=torch.int32)

@@ -53,7 +53,7 @@ def mean(algorithm):
     return parameters_to_vector(algorithm._actor_network.parameters()).detach().clone()
 
 
-# Playing ------------------------------------------------------------------------------------------------------------
+# Episodes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('batch_size', [1, 3, 5, 12, 20])

@@ -151,7 +151,7 @@ def test_the_models_are_trained_and_the_random_network_is_not(name, algorithm):
 
 
 def test_pairs_across_unrolls_train_as_those_within():
-    """The pairs of an unroll are those of ICM and RND, whose rewards are computed at once as well."""
+    """Use pairs of an unroll, as for ICM and RND, whose rewards are computed at once as well."""
     agent, _ = make('ngu')
     steps, _ = collected(agent, 1)
     module = agent.intrinsic_reward

@@ -22,7 +22,7 @@ def steps(*step_types):
 
 
 def rollout(generator, batches):
-    """Goals ``[T, B, K]`` of a rollout from zeros."""
+    """Return the goals ``[T, B, K]`` of a rollout from zeros."""
     state, goals = generator.get_initial_rollout_state(len(batches[0])), []
     for step_types in batches:
         (goal, reward), state, info = generator.rollout_step(steps(*step_types), state)

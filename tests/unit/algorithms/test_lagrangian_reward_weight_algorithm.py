@@ -1,4 +1,4 @@
-"""Weights of rewards as Lagrange multipliers: by themselves, in an agent, and where they cannot work."""
+"""Weights of rewards as Lagrange multipliers: on their own, in an agent, and invalid settings."""
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def make(thresholds=(0.5, None, -1.0), cls=LagrangianRewardWeightAlgorithm, lr=0
 
 
 def steps(rewards, step_types=None):
-    """Time steps and infos ``[T, 1, ...]``."""
+    """Return time steps and infos ``[T, 1, ...]``."""
     rewards = torch.tensor(rewards)[:, None]
     kinds = torch.tensor(step_types or [StepType.MID] * len(rewards), dtype=torch.int32)[:, None]
     return TimeStep(step_type=kinds, reward=rewards), LagInfo(rollout_reward=rewards)

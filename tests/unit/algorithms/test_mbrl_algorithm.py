@@ -1,4 +1,4 @@
-"""Acting by planning with a model: the cost of imagined steps, who plans with what, and the agent around it."""
+"""Acting by planning with a model: the cost of imagined steps, planners, and the agent around it."""
 from functools import partial
 
 import numpy as np
@@ -87,7 +87,7 @@ def test_each_imagined_particle_stays_with_its_member_of_the_ensemble():
 
 
 class Way(RewardEstimationAlgorithm):
-    """Rewards the way that was made in a step, along the first axis."""
+    """A reward function of the distance covered in a step, along the first axis."""
 
     def __init__(self):
         super().__init__(train_state_spec=OBSERVATION)
@@ -101,7 +101,7 @@ class Way(RewardEstimationAlgorithm):
 
 @pytest.mark.parametrize('num_replicas', [1, 3])
 def test_a_reward_may_depend_on_where_a_step_began(num_replicas):
-    """Three steps make a way of as much as the place has changed; member i of the ensemble moves by i in each."""
+    """The rewards of three steps add up to the change of position; member i of the ensemble moves by i in each."""
     algorithm = make(num_replicas=num_replicas)
     algorithm._reward_module = Way()
     cost = algorithm._calc_cost(torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.zeros(2, 4, 3, 1))
@@ -359,7 +359,7 @@ def make_agent(model='deterministic', agent_args=None, **arguments):
 
 
 def without_networks(algorithm):
-    """A constructor that does without the networks of an actor and a critic."""
+    """Return a constructor that ignores the networks of an actor and a critic."""
     return lambda actor_network_cls, critic_network_cls, **kwargs: algorithm(**kwargs)
 
 

@@ -102,7 +102,7 @@ def test_gradients_reach_the_y_of_q_with_shuffle_and_shift_alone(sampler, expect
     assert float(y.grad.abs().sum()) > 0  # through the pairs of P at least
 
 
-# What it takes -----------------------------------------------------------------------------------------------------
+# Inputs ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('estimator_type', ['DV', 'KLD', 'JSD', 'ML'])
 @pytest.mark.parametrize('size', [1, 5])
@@ -178,7 +178,7 @@ def test_invalid_batches_are_rejected_by_name():
             estimator.train_step((one, one)) if call == 'train_step' else estimator.calc_pmi(one, one)
 
 
-# What it keeps -----------------------------------------------------------------------------------------------------
+# State -------------------------------------------------------------------------------------------------------------
 
 def same(a, b):
     left, right = a.state_dict(), b.state_dict()

@@ -72,7 +72,7 @@ def fresh_context():
 
 
 def make(action_spec, seed=0, **arguments):
-    """An algorithm whose target networks differ from the ones that are trained."""
+    """Return an algorithm whose target networks differ from the trained ones."""
     torch.manual_seed(seed)
     arguments = {'actor_network_cls': partial(ActorDistributionNetwork, **small),
                  'critic_network_cls': flat_critic(action_spec), 'q_network_cls': partial(QNetwork, **small),
@@ -103,7 +103,7 @@ def with_fixed_noise(algorithm, monkeypatch):
 
 
 def random_batch(action_spec, length=4, batch=6, rewards=(), seed=1):
-    """``[T, B]`` time steps of episodes that end here and there, and actions."""
+    """Return ``[T, B]`` time steps of episodes that end at random steps, and actions."""
     torch.manual_seed(seed)
     step_type = torch.full((max(length, 3), batch), MID, dtype=torch.int32)
     step_type[1, 0], step_type[0, 1], step_type[2, 2] = LAST, LAST, LAST
@@ -118,7 +118,7 @@ def random_batch(action_spec, length=4, batch=6, rewards=(), seed=1):
 
 
 def stepwise(algorithm, inputs, rollout_info):
-    """``train_step`` for one step after the other."""
+    """Call ``train_step`` for one step after the other."""
     infos = [algorithm.train_step(*nest.map_structure(lambda x, t=t: x[t], (inputs, MpoState(), rollout_info))).info
              for t in range(inputs.step_type.shape[0])]
     return nest.stack(infos)

@@ -79,7 +79,7 @@ def test_its_updates_are_traced(name, tmp_path):
 @pytest.mark.parametrize('name, config_args', [('iql', dict(rl_train_after_update_steps=3)), ('td3+bc', {}),
                                                ('cql', {})])
 def test_compiled_updates_match_eager_ones_in_every_phase(name, config_args, tmp_path):
-    """IQL pretrains first, and then trains with own experience besides."""
+    """IQL pretrains first, and then also trains on collected experience."""
     agents, path = [], offline_agents.record(tmp_path / 'data')
     for compile in (False, True):
         kwargs = dict(config_args=dict(compile=compile, **config_args), unroll_length=4 if config_args else 0)

@@ -1,4 +1,4 @@
-"""Additional terms of a policy's loss: their value, their gradient, and that they fit every policy algorithm."""
+"""Additional terms of a policy's loss: values, gradients, and use with every policy algorithm."""
 import os
 from functools import partial
 
@@ -150,7 +150,7 @@ OFF_POLICY = {
 
 
 def distance(agent, addon):
-    """Mean divergence of the policy of ``agent`` from the other one at the observations of the environment."""
+    """Return the mean divergence of the policy of ``agent`` from the other one at observations of the environment."""
     observation = torch.tensor([[-1.0], [1.0]])
     time_step = TimeStep(step_type=torch.ones(2, dtype=torch.int32), observation=observation,
                          reward=torch.zeros(2), prev_action=torch.zeros(2, 1))

@@ -134,7 +134,7 @@ def test_ongoing_episodes_are_kept_and_abandoned_ones_dropped():
     again.load(tracker.state(), nest.structure(part(F)).unflatten)
     found = again.add(part(M, L), value)
     assert [x.length for x in found] == [4] and found[0].max_value == 5.0
-    found = tracker.add(part(F, L), value)  # the environments have been started again
+    found = tracker.add(part(F, L), value)  # the environments have been restarted
     assert [x.length for x in found] == [2] and found[0].max_value == 1.0
 
 
@@ -148,7 +148,7 @@ def corridor(count):
 
 @pytest.fixture(scope='module')
 def demonstration(tmp_path_factory):
-    """Straight to the end of the corridor."""
+    """Return an episode that goes straight to the end of the corridor."""
     env = corridor(1)
     env.reset()
     on = torch.tensor(suite_exploration.CorridorEnv().actions_on + [0])
@@ -199,7 +199,7 @@ def test_replayed_columns_follow_collected_ones_with_probability_one(demonstrati
 
 
 def success(agent):
-    """The probability of going straight to the end."""
+    """Return the probability of going straight to the end."""
     actions = torch.tensor(suite_exploration.CorridorEnv().actions_on)
     step = TimeStep(step_type=torch.ones(24, dtype=torch.int32), observation=torch.eye(25)[:24])
     distribution = agent.policy.predict_step(step, ()).info.action_distribution

@@ -37,7 +37,7 @@ def make(seed=0, **arguments):
 
 
 def unroll(step_type, discount, seed=1, mask=()):
-    """``[B, T]`` time steps with random observations and rewards."""
+    """Return ``[B, T]`` time steps with random observations and rewards."""
     torch.manual_seed(seed)
     step_type = torch.tensor(step_type, dtype=torch.int32)
     shape = step_type.shape

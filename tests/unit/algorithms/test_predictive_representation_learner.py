@@ -293,13 +293,13 @@ def test_an_error_names_a_field_that_the_experience_does_not_have():
 # Agents ----------------------------------------------------------------------------------------------------------
 
 def dynamics_of(action_spec):
-    """The dynamics network for discrete or continuous actions."""
+    """Return the dynamics network for discrete or continuous actions."""
     embedding = EmbeddingPreprocessor(action_spec, embedding_dim=3) if action_spec.is_discrete else None
     return LSTMEncodingNetwork(action_spec, hidden_size=(6, ), input_preprocessors=embedding)
 
 
 def agent_of(algorithm, seed=0, mini_batch_length=2, use_rollout_state=None, batch_size=4, **args):
-    """PPO or actor-critic for discrete actions, or SAC for continuous ones, with the learner."""
+    """Return an agent with the learner: PPO or actor-critic for discrete actions, SAC for continuous ones."""
     args = {'num_unroll_steps': 2, 'encoding_net_ctor': memory, 'dynamics_net_ctor': dynamics_of,
             'decoder_ctor': [reward_decoder, partial(SimpleDecoder, target_field='observation',
                                                      decoder_net_ctor=output(1), normalize_target=True)], **args}

@@ -67,7 +67,7 @@ def random_state(algorithm, batch=5):
 
 
 def sequences(algorithm, length=4, batch=6, seed=0):
-    """Inputs and rollout infos ``[T, B, ...]``."""
+    """Return inputs and rollout infos ``[T, B, ...]``."""
     torch.manual_seed(seed)
     steps = [time_step(batch, seed=t) for t in range(length)]
     infos = [algorithm.rollout_step(step, random_state(algorithm, batch)).info for step in steps]

@@ -35,7 +35,7 @@ def fresh_context():
 
 
 def make(monkeypatch, inner, environment, clip=0.01, **arguments):
-    """An agent with a ``TracAlgorithm`` around the algorithm ``inner``."""
+    """Return an agent with a ``TracAlgorithm`` around the algorithm ``inner``."""
 
     def trac(actor_network_ctor, value_network_ctor, **kwargs):
         ac = partial(INNER[inner], actor_network_ctor=actor_network_ctor, value_network_ctor=value_network_ctor)

@@ -27,7 +27,7 @@ def make(seed=0, **args):
 
 
 def make_grid(**args):
-    """A code for each of 2 x 2 places."""
+    """Return an autoencoder with a code for each of 2 x 2 positions."""
     return make(
         encoder_ctor=lambda spec: ImageEncodingNetwork(1, 8, ((4, 3, 2, 1), (3, 3, 2, 1)), activation=torch.tanh),
         decoder_ctor=lambda spec: AutoShapeImageDeconvNetwork(

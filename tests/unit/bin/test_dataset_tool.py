@@ -1,4 +1,4 @@
-"""``bin.dataset`` and ``bin.record``: new datasets of old ones, and what they refuse."""
+"""``bin.dataset`` and ``bin.record``: new datasets from existing ones, and invalid arguments."""
 import glob
 import json
 import os
@@ -20,7 +20,7 @@ from alfx.offline.dataset_episodes import Episodes
 
 @pytest.fixture
 def run(capsys):
-    """A function that runs the tool and returns what it says."""
+    """Return a function that runs the tool and returns its output."""
     def call(*arguments, **flags):
         with flag_values(tool.PARSER, **flags):
             assert tool.main(['dataset', *arguments]) == 0
@@ -29,7 +29,7 @@ def run(capsys):
 
 
 def write(path, returns=(1.0, 2.0, 3.0, 4.0), columns=2, **about):
-    """Episodes of two actions each with these returns."""
+    """Write episodes of two actions each with these returns."""
     n = len(returns)
     reward = np.repeat(returns, 2) / 2
     observation = np.arange(3 * n * columns, dtype=np.float32).reshape(3 * n, columns)

@@ -25,7 +25,7 @@ IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
 
 
 class Returning(gymnasium.Env):
-    """Returns one value from ``reset``, and ``observations`` in turn from its steps."""
+    """An environment that returns one value from ``reset``, and ``observations`` in turn from its steps."""
 
     action_space = spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""What episodes tell in the info that they end with is measured without a line in the conf."""
+"""Final infos of episodes are measured without a line in the conf."""
 import itertools
 
 import gymnasium

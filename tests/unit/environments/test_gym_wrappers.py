@@ -44,7 +44,7 @@ class ImageEnv(gymnasium.Env):
 
 
 def run(env, actions=()):
-    """All observations of a reset and the actions."""
+    """Return all observations of a reset and the actions."""
     observations = [env.reset(seed=0)[0]]
     for action in actions:
         observations.append(env.step(action)[0])
@@ -244,7 +244,7 @@ class TestSteps:
 
     @pytest.mark.parametrize('sticky, frames', [(0.0, 1), (0.25, 7)])
     def test_the_ball_of_breakout_is_in_play_after_every_reset(self, sticky, frames):
-        """A frame shows no change until the ball is in play; without sticky actions FIRE is pressed for one frame."""
+        """Frames do not change until the ball is in play; without sticky actions FIRE is pressed for one frame."""
         gymnasium.register_envs(pytest.importorskip('ale_py'))
         game = gymnasium.make('ALE/Breakout-v5', frameskip=1, obs_type='grayscale', repeat_action_probability=sticky)
         env = DMAtariPreprocessing(game, noop_max=5)

@@ -1,4 +1,4 @@
-"""Specs of gymnasium spaces, and what crosses between numpy and tensors."""
+"""Specs of gymnasium spaces, and conversion between numpy and tensors."""
 import gymnasium
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Games that ale-py steps together, through the adapter: what suite_atari shows, frame by frame."""
+"""Games that ale-py steps together, through the adapter: the same frames as in suite_atari."""
 import pytest
 import torch
 

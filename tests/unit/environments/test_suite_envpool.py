@@ -14,7 +14,7 @@ pytest.importorskip('envpool')
 
 
 def cart_pole(observation, action):
-    """The next observation of CartPole (Barto, Sutton and Anderson 1983) after a force of 10 N to one side."""
+    """Return the next observation of CartPole (Barto, Sutton and Anderson 1983) after a force of 10 N to one side."""
     x, x_dot, theta, theta_dot = (observation[:, i].double() for i in range(4))
     force = torch.where(action == 1, 10.0, -10.0).double()
     sin, cos = theta.sin(), theta.cos()

@@ -1,4 +1,4 @@
-"""The corridor: who reaches its end, and how rarely a random policy does, by several ways of counting."""
+"""The corridor: how rarely a random policy reaches its end, computed in several ways."""
 import itertools
 
 import numpy as np
@@ -26,7 +26,7 @@ def episode(env, actions):
 
 
 def random_policy(env):
-    """The exact performance of a uniformly random policy in an episode.
+    """Return the exact performance of a uniformly random policy in an episode.
 
     With k actions that move, and p[t, c] the probability of being in cell c after t steps, where the last cell is
     absorbing:
@@ -54,7 +54,7 @@ def random_policy(env):
 
 
 def goals_of_random_policy(env, steps):
-    """How often a uniformly random policy finds the end in so many steps, on average in the long run."""
+    """Return how often a uniformly random policy reaches the end within some steps, as a long-run average."""
     success, steps_of_episode = random_policy(env)
     return steps * success / steps_of_episode
 

@@ -1,4 +1,4 @@
-"""The T-maze, and what can be reached in it with and without memory."""
+"""The T-maze, and the possible returns with and without memory."""
 from functools import partial
 
 import numpy as np

@@ -9,7 +9,7 @@ from alfx.environments.suite_mixed import GearsEnv
 
 
 def optimal_return(x):
-    """The maximum return of an episode that begins at ``x``, see ``GearsEnv``."""
+    """Return the maximum return of an episode that begins at ``x``; see ``GearsEnv``."""
     low = sum(max(abs(x) - GearsEnv.reach[0] * i, 0.0) for i in range(1, GearsEnv.num_steps + 1))
     return -min(GearsEnv.cost[1], low)
 

@@ -14,12 +14,12 @@ MEAN_SQUARE_SLOPE = 13 / 12
 
 
 def optimal_progress(fuel):
-    """The maximum mean progress per step for this mean fuel per step, at most 0.48."""
+    """Return the maximum mean progress per step for this mean fuel per step, at most 0.48."""
     return math.sqrt(MEAN_SQUARE_SLOPE * fuel)
 
 
 def optimal_weight_ratio(fuel):
-    """The ratio of the reward weights ``w[1] / w[0]`` with which the best policy uses this mean fuel."""
+    """Return the ratio of reward weights ``w[1] / w[0]`` for which the best policy uses this mean fuel."""
     return math.sqrt(MEAN_SQUARE_SLOPE / fuel) / 2
 
 

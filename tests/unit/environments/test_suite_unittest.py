@@ -13,12 +13,12 @@ GAMMA = 0.9
 
 
 def geometric(count):
-    """1 + g + ... of ``count`` terms."""
+    """Return 1 + g + ... of ``count`` terms."""
     return sum(GAMMA**k for k in range(count))
 
 
 def returns(env, policy, steps):
-    """Discounted return ``[B]`` of the first episode."""
+    """Return the discounted return ``[B]`` of the first episode."""
     env = CheckedEnvironment(env)
     time_step = env.reset()
     total, weight = torch.zeros_like(time_step.reward), 1.0

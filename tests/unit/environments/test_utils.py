@@ -20,7 +20,7 @@ from alfx.environments.vector_env import SerialVectorEnv
 
 
 def sequence(env, steps=6):
-    """Observations under action 0."""
+    """Return the observations under action 0."""
     env = CheckedEnvironment(env)
     observations = [env.reset().observation]
     for _ in range(steps):

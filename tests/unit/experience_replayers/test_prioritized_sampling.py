@@ -22,7 +22,7 @@ def filled(steps, envs=1, max_length=8, **kwargs):
 
 
 def shares(buffer, length=1, batch=64, rounds=40):
-    """{(env, position): (share of the batches, importance weight)}."""
+    """Return {(env, position): (fraction of the batches, importance weight)}."""
     found = {}
     for _ in range(rounds):
         _, info = buffer.get_batch(batch, length)
@@ -35,7 +35,7 @@ def shares(buffer, length=1, batch=64, rounds=40):
 
 
 def set_priorities(buffer, priorities, env=0):
-    """{position: priority} -> buffer."""
+    """Return a buffer with the priorities {position: priority}."""
     count = len(priorities)
     buffer.update_priority(torch.full((count, ), env), torch.tensor(list(priorities)),
                            torch.tensor(list(priorities.values())))

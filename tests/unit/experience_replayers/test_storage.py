@@ -1,4 +1,4 @@
-"""Where the contents lie: how much memory they take, in files, shared with other processes."""
+"""Storage of the contents: memory use, files, and sharing with other processes."""
 import os
 from types import SimpleNamespace
 
@@ -16,13 +16,13 @@ SPEC = {'step_type': TensorSpec((), torch.int32), 'value': TensorSpec((), torch.
 
 
 def steps(values):
-    """``[T, B, ...]`` from int64 values of that shape."""
+    """Return steps ``[T, B, ...]`` from int64 values of that shape."""
     return {'step_type': torch.full(values.shape, StepType.MID, dtype=torch.int32), 'value': values,
             'frame': values.float().unsqueeze(-1).expand(*values.shape, 600)}
 
 
 def bytes_per_step(buffer):
-    """Everything that the buffer holds in arrays, for each step that it can hold."""
+    """Return the number of bytes in arrays of the buffer, per step of its capacity."""
     seen, total, pending = set(), 0, [buffer]
     while pending:
         item = pending.pop()

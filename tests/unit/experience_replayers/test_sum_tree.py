@@ -12,7 +12,7 @@ from alfx.experience_replayers.sum_tree import SumTree
 
 @pytest.fixture
 def small_nodes(monkeypatch):
-    """A tree of several levels for a few weights."""
+    """Use small nodes, so that a few weights make a tree of several levels."""
     monkeypatch.setattr(sum_tree, '_FANOUT', 2)
     monkeypatch.setattr(sum_tree, '_MAX_TOP_SIZE', 3)
 

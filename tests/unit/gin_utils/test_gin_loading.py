@@ -95,7 +95,7 @@ def empty_gin():
 
 @pytest.fixture
 def conf(tmp_path, monkeypatch):
-    """Writes conf files into the working directory and returns the name of the last one."""
+    """Return a function that writes conf files to the working directory and returns the name of the last one."""
     monkeypatch.chdir(tmp_path)
 
     def write(text, name='car.gin'):
@@ -114,7 +114,7 @@ def message_of(conf_file, params=()):
     return str(caught.value)
 
 
-# What works -------------------------------------------------------------------------------------------------------
+# Valid confs ------------------------------------------------------------------------------------------------------
 
 
 def test_bindings_reach_the_constructors(conf):
@@ -349,7 +349,7 @@ def test_a_macro_defined_by_itself_is_reported(conf):
 
 
 def test_only_the_macros_that_a_value_needs_are_checked():
-    """Otherwise the time that a conf takes grows with the square of its length."""
+    """Otherwise the loading time of a conf grows with the square of its length."""
     class Macros(dict):
 
         def items(self):
@@ -412,7 +412,7 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
 
 def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch):
     def tokens(_):
-        raise tokenize.TokenError('unexpected EOF in multi-line statement', (2, 0))  # as Python 3.12 says it
+        raise tokenize.TokenError('unexpected EOF in multi-line statement', (2, 0))  # message of Python 3.12
         yield
 
     monkeypatch.setattr(tokenize, 'generate_tokens', tokens)
@@ -764,7 +764,7 @@ def test_a_conf_that_a_run_has_written_may_have_unused_bindings(conf, name, capl
 
 @gin_utils.configurable
 class Turbo(Engine):
-    """Forwards unknown arguments, as subclasses of users do."""
+    """A class that forwards unknown arguments, as subclasses of users do."""
 
     def __init__(self, boost: float = 1.0, **kwargs):
         super().__init__(**kwargs)
@@ -780,7 +780,7 @@ def test_an_unaccepted_forwarded_argument_is_located_in_the_conf(conf, line, hin
 
 @gin_utils.configurable
 class Brake:
-    """Takes one argument."""
+    """A class with one argument."""
 
     def __init__(self, force=1.0):
         self.force = force

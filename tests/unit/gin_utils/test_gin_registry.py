@@ -195,7 +195,7 @@ def test_a_denied_argument_cannot_be_bound():
 
 
 def test_equal_redefinitions_replace_and_other_ones_are_rejected():
-    """Replace an object that is defined again; refuse a different object of the same name."""
+    """Replace an object that is defined again; reject a different object of the same name."""
     def define(default):
         @configurable(module='again')
         class Redefined:

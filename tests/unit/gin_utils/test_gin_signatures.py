@@ -1,4 +1,4 @@
-"""What ``takes_arguments_of`` promises: a constructor that forwards has all arguments without repeating them."""
+"""``takes_arguments_of``: a constructor that forwards arguments has all of them without repeating them."""
 
 import copy
 import functools

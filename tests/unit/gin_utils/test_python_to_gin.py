@@ -438,7 +438,7 @@ def convert(folder, text, *params):
 
 
 def effective(text):
-    """The bindings of a gin text, as gin prints them."""
+    """Return the bindings of a gin text, as gin prints them."""
     with open('loaded.gin', 'w') as file:
         file.write(text)
     gin_utils.load('loaded.gin')

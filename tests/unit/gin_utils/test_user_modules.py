@@ -40,7 +40,7 @@ TrainerConfig.evaluate = False
 
 @pytest.fixture
 def forget(monkeypatch):
-    """Modules of these names are forgotten afterwards, and the path is as before."""
+    """Remove modules of these names afterwards, and restore the path."""
     monkeypatch.setattr(sys, 'path', list(sys.path))
     before = set(sys.modules)
     yield
@@ -174,7 +174,7 @@ def test_a_run_folder_is_moved_and_evaluated_where_the_module_is_not(tmp_path):
     os.rename(tmp_path / 'run', tmp_path / 'moved')
     output = run('evaluate', str(tmp_path / 'moved'), '--num_episodes', '1', '--mode', 'greedy')
     number = float(output.split('return ')[1].split()[0].rstrip(','))
-    assert number % 3 == 0 and number >= 24  # three for each step, and no policy falls before the eighth
+    assert number % 3 == 0 and number >= 24  # three per step; no policy fails before the eighth step
 
 
 READER = """
@@ -189,7 +189,7 @@ LEVELS = [path.read_text() for path in sorted(HERE.glob('own_level_*.txt'))]
 
 @pytest.fixture
 def reader(tmp_path, forget):
-    """A module that reads files beside itself; returns the run folder of a conf that imports it."""
+    """Write a module that reads files beside itself; return the run folder of a conf that imports it."""
     folder, run = tmp_path / 'a', str(tmp_path / 'run')
     (folder / 'own_data').mkdir(parents=True)
     (folder / 'own_reader.py').write_text(READER)

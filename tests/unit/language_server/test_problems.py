@@ -1,4 +1,4 @@
-"""Mistakes of confs and their places."""
+"""Mistakes in confs and their locations."""
 import pytest
 
 from alfx.language_server.problems import mistakes

@@ -1,4 +1,4 @@
-"""Metrics that are shown several unrolls at once end up as those that are shown each."""
+"""Metrics updated with several unrolls at once equal metrics updated with each unroll."""
 import copy
 
 import torch

@@ -19,7 +19,7 @@ GAMMA = 0.9
 
 
 def make_steps(step_type, reward, env_info=()) -> TimeStep:
-    """A stacked time step from ``[T][B]`` lists."""
+    """Return a stacked time step from ``[T][B]`` lists."""
     step_type = torch.as_tensor(step_type, dtype=torch.int32)
     reward = torch.as_tensor(reward, dtype=torch.float32)
     return TimeStep(step_type=step_type, reward=reward, discount=torch.ones(step_type.shape),
@@ -28,7 +28,7 @@ def make_steps(step_type, reward, env_info=()) -> TimeStep:
 
 
 def random_steps(num_steps: int, batch_size: int, end_probability: float, seed: int, reward_dims=()) -> TimeStep:
-    """Random episodes; environments end on their own; the reward at FIRST is there, to be ignored."""
+    """Random episodes; environments end on their own; the reward at FIRST must be ignored."""
     rng = np.random.default_rng(seed)
     step_type = np.zeros((num_steps, batch_size), dtype=np.int32)
     for b in range(batch_size):
@@ -250,7 +250,7 @@ def test_another_batch_size_is_rejected_by_name():
 
 
 class RecordingWriter:
-    """Keeps the scalars written to it."""
+    """A writer that stores the scalars written to it."""
 
     def __init__(self):
         self.scalars = {}

@@ -1,4 +1,4 @@
-"""Messages about nests name what matters, also of large ones."""
+"""Messages about nests are short and relevant, even for large nests."""
 import pytest
 
 from alfx import TensorSpec, nest

@@ -14,7 +14,7 @@ class Pair(NamedTuple):
 
 
 def nest_of(number, shape=(2, )):
-    """A nest of every kind of node, whose leaves differ from each other."""
+    """Return a nest with every kind of node and with different leaves."""
     x = torch.full(shape, float(number))
     normal = torch.distributions.Independent(torch.distributions.Normal(x, x + 1), 1)
     return Pair((x, [x + 2, Pair(x + 3)], ()), {'b': x + 4, 'a': Pair(right=(x + 5, normal)), 'empty': {}})

@@ -59,7 +59,7 @@ class TestActionQuantizer:
 
 
 def slow_terms(net, observation, bins, alpha):
-    """``(Q_adv, log pi)`` of one action, component by component, written from the formulas of the module."""
+    """Return ``(Q_adv, log pi)`` of one action, component by component, written from the formulas of the module."""
     encoded = net._observation_encoder(observation[None])[0][0]
     value, log_pi = 0.0, 0.0
     for d in range(len(bins)):

@@ -12,7 +12,7 @@ from alfx.tensor_specs import SpecError, TensorSpec
 
 
 def slow_weights(key, memory, scale, normalize, mask):
-    """Weights of one key over the slots of one memory, straight from the formula."""
+    """Return the weights of one key over the slots of one memory, written from the formula."""
     exponentials = []
     for i, slot in enumerate(memory):
         dot = float(sum(a * b for a, b in zip(key.tolist(), slot.tolist())))

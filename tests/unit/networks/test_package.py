@@ -1,4 +1,4 @@
-"""The package hands on the names of its modules."""
+"""The package re-exports the names of its modules."""
 import subprocess
 import sys
 

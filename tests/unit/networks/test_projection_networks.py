@@ -23,7 +23,7 @@ X = torch.linspace(-2, 2, 20).view(5, 4)
 
 
 def exact_probabilities(dist, actions):
-    """Probabilities of all actions, from log_prob."""
+    """Return the probabilities of all actions, from log_prob."""
     return torch.stack([dist.log_prob(a.expand(*dist.batch_shape, *a.shape)).exp() for a in actions])
 
 

@@ -9,7 +9,7 @@ from alfx.tensor_specs import TensorSpec
 
 
 def run(network, inputs):
-    """Outputs for a sequence ``[T, B, ...]``, from a state of zeros."""
+    """Return the outputs for a sequence ``[T, B, ...]``, from a state of zeros."""
     state = nest.map_structure(lambda s: s.zeros((inputs.shape[1], )), network.state_spec)
     outputs = []
     for x in inputs:

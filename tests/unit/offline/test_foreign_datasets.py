@@ -1,4 +1,4 @@
-"""Datasets of others: replay buffers in checkpoints of ALF, and Minari."""
+"""Datasets of other libraries: replay buffers in checkpoints of ALF, and Minari."""
 import os
 import pickle
 import re
@@ -16,7 +16,7 @@ from alfx.utils.extras import pip_install
 
 
 def alf_state(prefix='_replay_buffer.'):
-    """Two environments with room for 5 steps; the first has been written to for 7, the second for 4.
+    """Return two environments with room for 5 steps; 7 were written to the first, 4 to the second.
 
     Each step's reward, observation and previous action are its number in its environment.
     """
@@ -113,7 +113,7 @@ ignores_warnings = pytest.mark.filterwarnings('ignore::UserWarning:minari')
 
 @pytest.fixture
 def minari_set(tmp_path, monkeypatch):
-    """Two episodes of Pendulum's spaces; the first terminates."""
+    """Write two episodes with Pendulum's spaces; the first terminates."""
     minari = pytest.importorskip('minari')
     pytest.importorskip('h5py')
     monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
@@ -146,7 +146,7 @@ def test_a_minari_dataset_keeps_its_alignment(minari_set):
 
 
 def create_minari_set(tmp_path, monkeypatch, space, num_observations=4, rewards=(1.0, 2.0, 3.0)):
-    """One episode of three actions; returns the name of the dataset and the observations by leaf."""
+    """Write one episode of three actions; return the name of the dataset and the observations by leaf."""
     minari = pytest.importorskip('minari')
     pytest.importorskip('h5py')
     from minari.data_collector import EpisodeBuffer

@@ -1,4 +1,4 @@
-"""Work that autograd has no part in."""
+"""Operations without autograd."""
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""Any damage of a file of a run or dataset leads to the last good state or to one message, never to another error."""
+"""A damaged file of a run or dataset leads to the last good state or to one message, never to another error."""
 import os
 import random
 import resource

@@ -95,7 +95,7 @@ def test_modes_generators_and_recording_are_restored(algorithm):
 
 
 class Remembering(SmallPolicy):
-    """Its state counts the steps of an episode."""
+    """An algorithm whose state counts the steps of an episode."""
 
     def get_initial_predict_state(self, batch_size):
         return torch.zeros(batch_size)
@@ -154,7 +154,7 @@ create_environment.nonparallel = True
 
 @pytest.fixture
 def conf_file(tmp_path, monkeypatch):
-    """Path of a conf with the fake algorithm and environment, which other processes can import."""
+    """Return the path of a conf with the fake algorithm and environment, which other processes can import."""
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([TESTS, os.environ.get('PYTHONPATH', '')]))
     path = tmp_path / 'conf.gin'
     path.write_text(CONF)

@@ -23,7 +23,7 @@ ActorDistributionRNNNetwork.lstm_hidden_size = (8, )
 
 
 def policy_of(conf, tmp_path, *params):
-    """A policy with random parameters, and its environment."""
+    """Return a policy with random parameters, and its environment."""
     gin_utils.load(conf, ['create_environment.nonparallel = True', *params], allow_unused=True)
     config = playing.run_config(str(tmp_path / 'run'), 1)
     env = building.create_eval_environment(config, 1)
@@ -59,7 +59,7 @@ def test_a_recurrent_policy_of_normalized_frames_is_the_same_from_its_file(remem
     assert metadata['conf'] == 'remembering'
     assert [entry['shape'] for entry in metadata['observations']] == [[1, 2]]
     assert metadata['actions'] == [{'name': '', 'shape': [1], 'dtype': 'int64'}]
-    # steps and frames of the stack; two tensors of the LSTM; the action before
+    # steps and frames of the stack; two tensors of the LSTM; the previous action
     assert sorted(entry['shape'] for entry in metadata['state']) == [[1], [1], [1, 4], [1, 8], [1, 8]]
 
     state = [torch.zeros(entry['shape'], dtype=getattr(torch, entry['dtype'])) for entry in metadata['state']]

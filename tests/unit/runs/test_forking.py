@@ -70,7 +70,7 @@ def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
     assert not all(equal(before[key], parameters(run)[key]) for key in weights)
     assert comparing.differences([comparing.read_bindings(folder) for folder in (run, slow)]) == [
         ('ppo/Adam.lr', [comparing.read_bindings(run)['ppo/Adam.lr'], '0.0'])]
-    go_on(slow)  # it has come to its end; the stored conf has the change
+    go_on(slow)  # the run has ended; the stored conf has the change
 
 
 def test_invalid_forks_are_rejected(run, tmp_path):

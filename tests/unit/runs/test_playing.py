@@ -1,4 +1,4 @@
-"""Tests of playing a checkpoint, in words and into a video."""
+"""Playing a checkpoint, with text output and videos."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 
 class PictureEnv(WalkEnv):
-    """Gives a picture of odd size."""
+    """An environment that renders an image of odd size."""
 
     metadata = {'render_fps': 10}
 
@@ -26,7 +26,7 @@ class PictureEnv(WalkEnv):
 
 
 class Explaining(SmallPolicy):
-    """Adds a picture of what it thinks."""
+    """An algorithm that adds a picture of its predictions."""
 
     def predict_step(self, inputs, state):
         picture = render.render_heatmap_fast(inputs.observation, -1, 1)
@@ -88,7 +88,7 @@ def test_a_video_holds_every_step_and_the_frames_added_at_the_end(root_dir, tmp_
 
 
 class FlickeringEnv(PictureEnv):
-    """Renders no image at first, then one that grows."""
+    """An environment that renders no image at first, then growing ones."""
 
     calls = 0
 

@@ -63,7 +63,7 @@ TrainerConfig.num_threads = 1
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """Builds the trainer of a conf that is given as text."""
+    """Return a function that builds the trainer of a conf from its text."""
 
     def make(text):
         (tmp_path / 'mine.gin').write_text(text + BEGINNING)

@@ -292,7 +292,7 @@ def test_a_training_run_is_pruned_while_it_runs_and_all_its_seeds_with_it(tmp_pa
 
 
 def in_a_child(work):
-    """Run something in a process made by fork; returns its number."""
+    """Run a function in a forked process; return the process id."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -305,7 +305,7 @@ def in_a_child(work):
 
 
 def ended(pid, seconds=60.0):
-    """Wait for a process, and end it if it takes too long; returns its exit code."""
+    """Wait for a process, and kill it after a timeout; return its exit code."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -358,7 +358,7 @@ def test_kills_and_resumes_neither_lose_nor_repeat_trials(tmp_path):
     assert len({trial.params['bowl.x'] for trial in after}) == 40
     lines = (tmp_path / 'journal').read_text().splitlines()
     calls = [line.split()[1:4] for line in lines if line.startswith('end')]
-    # what was called but not recorded when it was killed is called again, under the same number
+    # a call that was not recorded before the kill is repeated under the same number
     assert len(calls) <= 40 + kills
     for number, trial in enumerate(after):
         expected = [repr(trial.params['bowl.x']), repr(trial.params['bowl.y']), str(run_seed(0, number, 0))]

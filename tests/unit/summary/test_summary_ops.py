@@ -16,7 +16,7 @@ from alfx import context, summary
 
 @pytest.fixture
 def events(tmp_path):
-    """A function that closes the writer and returns what TensorBoard reads from the folder."""
+    """Return a function that closes the writer and reads the folder as TensorBoard does."""
     writer = summary.create_summary_writer(str(tmp_path))
     summary.set_default_writer(writer)
 

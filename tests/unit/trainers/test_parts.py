@@ -84,7 +84,7 @@ def test_a_seed_is_drawn_by_default():
 
 @pytest.fixture
 def torch_settings():
-    """Puts threads and precision back."""
+    """Restore threads and precision."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     yield
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""ResetNetworks: new values, shrink and perturb, targets, optimizer state, selection, resume, and refusals."""
+"""ResetNetworks: new values, shrink and perturb, targets, optimizer state, selection, resume, and invalid settings."""
 import os
 import shutil
 from types import SimpleNamespace

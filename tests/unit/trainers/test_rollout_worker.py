@@ -165,7 +165,7 @@ def test_an_unroll_starts_at_the_step_the_previous_one_bootstrapped_from(tmp_pat
 
 
 def rewards_seen(algorithm):
-    """The rewards that the metrics have been shown."""
+    """Return the rewards that the metrics have observed."""
     seen = [time_step.reward[:, 0].int().tolist() for time_step in algorithm._metrics._waiting.sequences]
     return sum(seen, [])
 
@@ -176,7 +176,7 @@ def test_without_bootstrapping_no_step_is_repeated(tmp_path, monkeypatch):
 
 
 def collect_if_due(algorithm):
-    """The experience that the next iteration of ``algorithm`` collects, or ``None``."""
+    """Return the experience that the next iteration of ``algorithm`` collects, or ``None``."""
     learner = algorithm.learner
     due = learner.collector.due(trained_before=bool(learner.num_trained))
     if due is None:

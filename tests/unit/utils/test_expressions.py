@@ -1,4 +1,4 @@
-"""Functions given as text: what they compute, and what they refuse."""
+"""Functions written as text: their results, and rejected text."""
 from typing import NamedTuple
 
 import pytest

@@ -97,7 +97,7 @@ def test_a_conf_file_can_name_a_schedule():
 
 @pytest.fixture
 def conf(tmp_path):
-    """Loads a conf that is given as text."""
+    """Return a function that loads a conf from its text."""
 
     def load(text):
         (tmp_path / 'mine.gin').write_text(text)
