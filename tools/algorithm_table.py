@@ -242,7 +242,7 @@ class Use(NamedTuple):
 
 
 @functools.cache
-def read_uses() -> tuple[Use, ...]:
+def read_feature_uses() -> tuple[Use, ...]:
     """Return all shipped confs that name a task."""
     uses = []
     for head in read_heads():
@@ -415,7 +415,7 @@ rewards) and algorithms for supervised learning.
 
 def pages() -> dict[str, str]:
     """Return the text of docs/algorithms.md, docs/reference/algorithms.md and each algorithm page, by path in docs."""
-    uses = read_uses()
+    uses = read_feature_uses()
     stored = json.loads((ROOT / 'docs' / 'results.json').read_text())
     titles = {head.name: (Path(gin_utils.load(head.name).conf_file).read_text().splitlines()[0], head.algorithm)
               for head in read_heads() if head.name in {probe.conf for probe in PROBES.values()}}

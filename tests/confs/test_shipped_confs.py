@@ -51,7 +51,7 @@ def empty_gin():
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
+def in_separate_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

@@ -279,7 +279,7 @@ def test_an_uncreatable_run_folder_raises_with_a_remedy(run_train, make, root_di
     assert code == 2 and message in err and '--root_dir' in err and 'Traceback' not in err
 
 
-def remove_at_work(folder):
+def remove_during_training(folder):
     while os.path.exists(folder):  # the summary writer's thread may add a file in the meantime
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -291,7 +291,7 @@ def test_a_folder_removed_during_the_run_is_logged_once_and_gets_its_conf(run_tr
         iterations.append(train_iter(self))
         if len(iterations) == 1:
             self._summary.writer.flush()
-            remove_at_work('run')
+            remove_during_training('run')
 
     monkeypatch.setattr(RLTrainer, '_train_iter', removing)
     code, err = run_train('TrainerConfig.num_checkpoints = 4\n')
@@ -312,7 +312,7 @@ def test_a_run_ends_if_another_run_took_over_its_removed_folder(
         train_iter(self)
         if not others:
             self._summary.writer.flush()
-            remove_at_work('run')
+            remove_during_training('run')
             os.mkdir('run')
             others.append(open('run/train.lock', 'w'))
             fcntl.flock(others[0], fcntl.LOCK_EX)

@@ -27,7 +27,7 @@ SMALL = ('TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.mini_bat
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
+def in_separate_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     gin_utils.clear()
@@ -75,7 +75,7 @@ def flip():
         file.write(b'\x01')
 
 
-def leave_by_a_killed_writer():
+def leave_incomplete_files():
     write()
     os.remove(os.path.join(DATA, dataset_folder.MANIFEST))
 
@@ -89,7 +89,7 @@ def write_with_another_version():
         json.dump({**manifest, 'version': 99}, file)
 
 
-def write_the_same_lengths_in_another_dataset():
+def write_same_lengths_to_another_dataset():
     """Write a manifest whose episode lengths differ from those of the arrays."""
     write(observation={'': np.zeros((20, 3), np.float32)})
 
@@ -99,7 +99,7 @@ CASES = {
                        f'{DATA}: there is no such folder; datasets in .*: reply.*record one with python -m'),
     'cut off': (lambda: damage('data-*/observation.npy'), (), 'observation.npy: cannot be read.*record the dataset'),
     'no JSON': (lambda: damage('dataset.json'), (), 'dataset.json: is damaged.*record the dataset again'),
-    'killed writer': (leave_by_a_killed_writer, (), 'contains no dataset.json: it is not a dataset, or recording was'),
+    'killed writer': (leave_incomplete_files, (), 'contains no dataset.json: it is not a dataset, or recording was'),
     'unknown version': (write_with_another_version, (), 'dataset.json: expected format .*found .*99'),
     'a flipped bit': (flip, (), 'action.npy: its contents have changed since it was written: .* SHA-256 .*, found'),
     'other observations': (lambda: write(observation={'': np.zeros((22, 4), np.float32)}), (),
@@ -108,7 +108,7 @@ CASES = {
                     'observation.arm: expected nothing, found float32'),
     'other actions': (lambda: write(action={'': np.zeros(20, np.int64)}), (),
                       r'action: expected shape \(1,\), found \(\)'),
-    'no final observations': (write_the_same_lengths_in_another_dataset, (),
+    'no final observations': (write_same_lengths_to_another_dataset, (),
                               r'observation: expected 22 rows.*found.*20.*T \+ 1 observations'),
     'not as many as said': (lambda: write(lengths=np.array([12, 9])), (), 'reward: expected 21 rows, for 2 episodes'),
     'an empty episode': (lambda: write(lengths=np.array([20, 0])), (), 'episode 1 has 0 actions'),

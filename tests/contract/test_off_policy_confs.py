@@ -107,13 +107,13 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
     recorded = []
     make = Replayed._make
 
-    def make_and_note(backend, request):
+    def make_and_record(backend, request):
         cached = make(backend, request)
         if isinstance(backend.task, UpdateTask):
             recorded.append(1)
         return cached
 
-    monkeypatch.setattr(Replayed, '_make', make_and_note)
+    monkeypatch.setattr(Replayed, '_make', make_and_record)
     first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
     warm_up(10**9)
     expected = train(conf, first)

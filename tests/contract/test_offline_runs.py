@@ -39,7 +39,7 @@ SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_bat
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
+def in_separate_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     gin_utils.clear()

@@ -22,7 +22,7 @@ BATCH = 3
 
 
 @pytest.fixture(autouse=True)
-def record_soon(warm_up):
+def replay_early(warm_up):
     warm_up(2)
 
 

@@ -3,7 +3,7 @@
     python tests/helpers/rank_program.py '{"conf": ..., "params": [...], "root_dir": ..., "out": ..., "halves": 2}'
 
 Every rank draws the same numbers as a single process would for its part. Noise: the whole is drawn, from a generator
-that depends only on the number of draws before, and the part is cut out (:class:`WholeNoise`). Samples of the replay
+that depends only on the number of draws before, and the part is cut out (:class:`SplitNoise`). Samples of the replay
 buffer and the order of minibatches: each part has its own generator, and a single process concatenates the parts.
 ``halves`` is the number of parts; the number of ranks is ``halves`` or 1.
 """
@@ -24,7 +24,7 @@ SCALED = {aten.normal.Tensor_Tensor, aten.normal.float_Tensor}
 NOISE = {aten.randn.default, aten.normal_.default, aten.randn_like.default, *UNIFORM, *SCALED}
 
 
-class WholeNoise(TorchDispatchMode):
+class SplitNoise(TorchDispatchMode):
     """Mode in which noise for ``[n, ...]`` is one of ``parts`` parts of the noise for the whole.
 
     Args:
@@ -115,7 +115,7 @@ def main(request):
     parts = request['halves']
     batch = trainer._config.mini_batch_size // (parts if ranks is None else 1)
     envs = trainer._env.batch_size // (parts if ranks is None else 1)
-    noise = WholeNoise(None if ranks is None else rank, parts, envs, batch, trainer._config.unroll_length)
+    noise = SplitNoise(None if ranks is None else rank, parts, envs, batch, trainer._config.unroll_length)
     sampling.SequenceSampler.sample = sample_parts(noise, batch)
     with noise:
         trainer.train()

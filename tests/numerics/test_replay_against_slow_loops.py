@@ -427,7 +427,7 @@ def test_targets_of_sampled_sequences_stop_at_the_ends_of_episodes(history, size
         assert targets[:, i].tolist() == pytest.approx(slow_lambda_return(sequences[key], values, 0.9, td_lambda))
 
 
-def worked_out(last_discount):
+def example_buffer(last_discount):
     """Store an episode with rewards 1, 2, 4 that ends at the third, and the first steps of another episode."""
     buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=0.5, default_return=-9.0)
     columns = ([FIRST, MID, MID, LAST, FIRST, MID], [0.0, 1.0, 2.0, 4.0, 0.0, 32.0],
@@ -442,7 +442,7 @@ def worked_out(last_discount):
 
 def test_returns_and_targets_worked_out_by_hand():
     # Terminated: 1 + 2/2 + 4/4 = 3, 2 + 4/2 = 4, 4, and nothing after the end. The second episode has not ended.
-    batch, info = worked_out(0.0).gather_all()
+    batch, info = example_buffer(0.0).gather_all()
     assert info.discounted_return.tolist() == [[3.0, 4.0, 4.0, 0.0, -9.0, -9.0]]
     loss = TDLoss(gamma=0.5, td_lambda=1.0)
     time_step = nest.map_structure(lambda x: x.T, batch['time_step'])
@@ -450,7 +450,7 @@ def test_returns_and_targets_worked_out_by_hand():
     # The next episode: 32 + 60 / 2 = 62. The target of a LAST step is its value.
     assert targets[:, 0].tolist() == [3.0, 4.0, 4.0, 40.0, 62.0]
     # Truncated: returns are unknown, targets bootstrap: 4 + 40 / 2 = 24, 2 + 24 / 2 = 14, 1 + 14 / 2 = 8.
-    batch, info = worked_out(1.0).gather_all()
+    batch, info = example_buffer(1.0).gather_all()
     assert info.discounted_return.tolist() == [[-9.0] * 6]
     time_step = nest.map_structure(lambda x: x.T, batch['time_step'])
     targets = loss.compute_td_target(time_step, batch['value'].T.float())

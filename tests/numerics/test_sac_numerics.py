@@ -38,7 +38,7 @@ def algorithm_of(environment, **args):
     return algorithm
 
 
-def with_other_continuous_alpha(algorithm):
+def with_different_continuous_alpha(algorithm):
     """Give the continuous part of a mixed action another alpha than the discrete one."""
     if algorithm._log_alpha.ndim:
         algorithm._log_alpha.data[1] += 0.9
@@ -119,7 +119,7 @@ def soft_value_of_choices(algorithm, observation, weights):
                                          'vector reward, discrete', 'vector reward, mixed'])
 def test_the_critic_loss_matches_a_slow_loop(environment, length, same_noise):
     several = environment.startswith('vector reward')
-    algorithm = with_other_continuous_alpha(algorithm_of(
+    algorithm = with_different_continuous_alpha(algorithm_of(
         environment, reward_weights=[1.0, -0.5, 2.0] if several else None, initial_log_alpha=-0.7))
     weights = weights_of(algorithm)
     steps, action = random_steps(algorithm, length, 12)
@@ -288,7 +288,7 @@ def test_the_actor_follows_value_and_entropy_and_trains_no_critic(environment, s
 
 def test_the_actor_of_a_mixed_action_follows_the_soft_value(same_noise):
     """Check that ``d/da alpha log sum_k exp(Q(a, k) / alpha) = sum_k p(k) dQ(a, k)/da``."""
-    algorithm = with_other_continuous_alpha(algorithm_of('mixed', initial_log_alpha=-0.7))
+    algorithm = with_different_continuous_alpha(algorithm_of('mixed', initial_log_alpha=-0.7))
     steps, action = random_steps(algorithm, 2, 5)
     info, _ = losses_of(algorithm, steps, action)
     info.actor.loss.sum().backward()

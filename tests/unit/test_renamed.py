@@ -15,7 +15,7 @@ from alfx.utils import renamed
 
 
 @pytest.fixture(autouse=True)
-def nothing_warned_yet(monkeypatch):
+def no_warnings_yet(monkeypatch):
     monkeypatch.setattr(renamed, '_warned', set())
 
 

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BEFORE = ' before'
 
 
-def hold_to_cores(number: int) -> None:
+def pin_to_cores(number: int) -> None:
     """Pin this process, with all threads that it starts, to its last ``number`` cores.
 
     Raises:
@@ -56,7 +56,7 @@ def hold_to_cores(number: int) -> None:
 def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: int) -> None:
     """Measure in the subprocess, and print one JSON line with the result."""
     if cores:
-        hold_to_cores(cores)
+        pin_to_cores(cores)
     from benchmark_peers import PEERS, WORKLOADS
 
     import torch

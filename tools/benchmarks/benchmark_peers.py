@@ -222,7 +222,7 @@ def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]
     return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True, precision='medium')
 
 
-def play_nothing() -> None:
+def disable_graphs() -> None:
     """Disable traced and compiled graphs in this process."""
     from alfx.engine.plan import backends
     backends.WARM_UP = backends.WarmUp(*[sys.maxsize] * len(backends.WarmUp._fields))
@@ -230,7 +230,7 @@ def play_nothing() -> None:
 
 def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     """Run alfx in eager mode; the difference to ``run_alfx`` is the gain of traced graphs."""
-    play_nothing()
+    disable_graphs()
     return run_alfx(workload, steps, seed)
 
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import torch
-from benchmark_peers import play_nothing
+from benchmark_peers import disable_graphs
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
@@ -48,7 +48,7 @@ def measure(conf: str, device_name: str, mode: str, bindings: list[str], warm_up
         seconds: length of the timed part.
     """
     if mode == 'eager':
-        play_nothing()
+        disable_graphs()
     device = find_device(device_name)
     use_device(device)
     with tempfile.TemporaryDirectory() as folder:

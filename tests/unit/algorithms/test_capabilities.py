@@ -95,10 +95,10 @@ def test_overridden_updates_need_a_declaration_by_their_author():
     class Silent(Inner):
         pass
 
-    class Outspoken(Inner):
+    class Explicit(Inner):
         own_capabilities = Inner.own_capabilities
 
-    assert Outspoken().capabilities == MOST
+    assert Explicit().capabilities == MOST
     assert Silent().capabilities == MOST._replace(traceable_update=False, traceable_prediction=False)
     assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).capabilities.traceable_update
 

@@ -48,7 +48,7 @@ def history(num_steps, num_envs, spec, first_probability=0.25):
                     discount=torch.ones(num_steps, num_envs), observation=sample(spec, num_steps, num_envs))
 
 
-def rolled_out(transformer, steps):
+def rollout_of(transformer, steps):
     """Return the transformed time steps [T, B, ...] of a rollout."""
     num_steps, num_envs = steps.step_type.shape
     state = zeros_from_spec(transformer.state_spec, num_envs)
@@ -75,13 +75,13 @@ class TestFrameStacker:
         stacker = FrameStacker(TensorSpec((1, )), stack_size=3)
         step_type = torch.tensor([[0], [1], [1], [2], [0], [1]], dtype=torch.int32)
         steps = TimeStep(step_type=step_type, observation=torch.arange(1., 7.).reshape(6, 1, 1))
-        found = rolled_out(stacker, steps).observation.squeeze(1).tolist()
+        found = rollout_of(stacker, steps).observation.squeeze(1).tolist()
         assert found == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 5, 5], [5, 5, 6]]
 
     def test_a_rollout_within_an_episode_pads_stacks_with_its_first_step(self):
         stacker = FrameStacker(TensorSpec((1, )), stack_size=3)
         steps = TimeStep(step_type=torch.ones(2, 1, dtype=torch.int32), observation=torch.tensor([[[7.]], [[8.]]]))
-        assert rolled_out(stacker, steps).observation.squeeze(1).tolist() == [[7, 7, 7], [7, 7, 8]]
+        assert rollout_of(stacker, steps).observation.squeeze(1).tolist() == [[7, 7, 7], [7, 7, 8]]
 
     @pytest.mark.parametrize('stack_size', [1, 2, 4])
     @pytest.mark.parametrize('axis', [0, 1, -1])
@@ -89,7 +89,7 @@ class TestFrameStacker:
         spec = {'image': IMAGE, 'other': TensorSpec((1, 2))}
         stacker = FrameStacker(spec, stack_size, axis, fields=['image', 'other'])
         steps = history(40, 3, spec)
-        expected = rolled_out(stacker, steps).observation
+        expected = rollout_of(stacker, steps).observation
         check_consistent(expected, stacker.transformed_observation_spec, from_dim=2)
         buffer = stored(steps, max_length=25, num_earliest_frames_ignored=stack_size - 1)
         for length in (1, 5):
@@ -106,7 +106,7 @@ class TestFrameStacker:
         """Frame stacks of the whole buffer equal those of the rollout except for missing frames."""
         stacker = FrameStacker(IMAGE, 4)
         steps = history(30, 2, IMAGE, first_probability=0.1)
-        expected = rolled_out(stacker, steps).observation.transpose(0, 1)
+        expected = rollout_of(stacker, steps).observation.transpose(0, 1)
         buffer = stored(steps, max_length=20)
         batch, info = buffer.gather_all()
         result = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
@@ -121,7 +121,7 @@ class TestFrameStacker:
             'camera': {'front': BoundedTensorSpec((4, 3), torch.uint8, 0, 255), 'back': IMAGE},
             'speed': TensorSpec((2, ))}
         steps = history(5, 2, NESTED)
-        found = rolled_out(stacker, steps).observation
+        found = rollout_of(stacker, steps).observation
         assert torch.equal(found['camera']['back'], steps.observation['camera']['back'])
 
     def test_scalars_become_a_vector(self):
@@ -132,12 +132,12 @@ class TestFrameStacker:
         steps = history(5, 2, spec)
         as_vectors = steps._replace(observation=steps.observation.unsqueeze(-1))
         vectors = FrameStacker(TensorSpec((1, )), 3)
-        assert torch.equal(rolled_out(stacker, steps).observation, rolled_out(vectors, as_vectors).observation)
+        assert torch.equal(rollout_of(stacker, steps).observation, rollout_of(vectors, as_vectors).observation)
 
     def test_scalars_from_replay_match_the_rollout(self):
         spec = BoundedTensorSpec((), torch.float32, 0., 1.)
         stacker, steps = FrameStacker(spec, 3), history(20, 2, spec)
-        expected = rolled_out(stacker, steps).observation
+        expected = rollout_of(stacker, steps).observation
         buffer = stored(steps, max_length=15, num_earliest_frames_ignored=2)
         batch, info = buffer.get_batch(16, 3)
         found = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
@@ -555,8 +555,8 @@ class TestComposition:
         assert transformer.stack_size == 4
         assert transformer.transformed_observation_spec == BoundedTensorSpec((8, 3), torch.float32, -1., 1.)
         steps = history(12, 2, spec)
-        found = rolled_out(transformer, steps)
-        stacked = rolled_out(FrameStacker(spec), steps).observation
+        found = rollout_of(transformer, steps)
+        stacked = rollout_of(FrameStacker(spec), steps).observation
         torch.testing.assert_close(found.observation, stacked.float() / 127.5 - 1)
         assert torch.equal(found.untransformed.observation, steps.observation)
         assert torch.equal(found.reward, steps.reward * 2)

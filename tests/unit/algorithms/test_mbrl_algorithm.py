@@ -86,7 +86,7 @@ def test_each_imagined_particle_stays_with_its_member_of_the_ensemble():
     np.testing.assert_allclose(cost, np.full((1, 4), -(0 + 6 + 12) / 3), rtol=1e-6)
 
 
-class Way(RewardEstimationAlgorithm):
+class DistanceReward(RewardEstimationAlgorithm):
     """A reward function of the distance covered in a step, along the first axis."""
 
     def __init__(self):
@@ -103,7 +103,7 @@ class Way(RewardEstimationAlgorithm):
 def test_a_reward_may_depend_on_where_a_step_began(num_replicas):
     """The rewards of three steps add up to the change of position; member i of the ensemble moves by i in each."""
     algorithm = make(num_replicas=num_replicas)
-    algorithm._reward_module = Way()
+    algorithm._reward_module = DistanceReward()
     cost = algorithm._calc_cost(torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.zeros(2, 4, 3, 1))
     by_members = 0.0 if num_replicas == 1 else 3 * (0 + 1 + 2) / 3
     np.testing.assert_allclose(cost, -by_members - np.array([[0.0], [0.3]]).repeat(4, 1), rtol=1e-5, atol=1e-6)

@@ -155,7 +155,7 @@ def random_steps(algorithm, length, batch, seed=1):
     return time_step, MdqInfo(action=action)
 
 
-def be_greedy(algorithm, monkeypatch):
+def use_greedy_actions(algorithm, monkeypatch):
     """Make the policy take its most likely action, so that no generator has to be synchronized."""
     act = algorithm._act
     monkeypatch.setattr(algorithm, '_act', lambda observation, greedy=False: act(observation, greedy=True))
@@ -173,7 +173,7 @@ def test_train_sequence_trains_as_train_step(monkeypatch, environment, length):
     agent, _ = agent_of(environment, distill_noise=0.0, critic_loss_ctor=TDLoss)
     rl = agent.policy
     disturb(rl)
-    be_greedy(rl, monkeypatch)
+    use_greedy_actions(rl, monkeypatch)
     time_step, info = random_steps(rl, length, 5)
     results = []
     for train_sequence in (rl.train_sequence, partial(Algorithm.train_sequence, rl)):
@@ -196,7 +196,7 @@ def test_the_loss_matches_a_slow_loop(monkeypatch, environment):
                         initial_log_alpha=math.log(alpha), target_entropy=1.2)
     rl = agent.policy
     disturb(rl)
-    be_greedy(rl, monkeypatch)
+    use_greedy_actions(rl, monkeypatch)
     if environment == 'vector reward':
         rl.set_reward_weights(torch.tensor([1.0, -0.5, 2.0]))
     length, batch = 4, 6

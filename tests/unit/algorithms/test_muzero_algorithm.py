@@ -420,15 +420,15 @@ def test_no_impossible_move_is_made_and_learned(search_args, num_sampled_actions
     continues = ~experience.time_step.is_last()
     assert mask.gather(-1, experience.action[..., None])[..., 0][continues].all()
     found = experience.rollout_info.rl
-    invalid = ~of_candidates(mask, found.candidate_actions) & continues[..., None]
+    invalid = ~mask_of_candidates(mask, found.candidate_actions) & continues[..., None]
     assert (found.candidate_action_policy[invalid] == 0).all()
     batch, info = processed(agent, count=64)
     target = nest.map_structure(lambda x: x[:, 0, 0] if x.ndim > 2 else x, batch.rollout_info.rl.target)
-    mask = of_candidates(batch.time_step.observation['valid_action_mask'][:, 0], target.action)
+    mask = mask_of_candidates(batch.time_step.observation['valid_action_mask'][:, 0], target.action)
     assert (target.action_policy[~mask] == 0).all()
 
 
-def of_candidates(mask, candidates):
+def mask_of_candidates(mask, candidates):
     """Return which of the candidates ``[..., K]`` are valid; with ``()``, all actions are candidates."""
     return mask if isinstance(candidates, tuple) else mask.gather(-1, candidates)
 

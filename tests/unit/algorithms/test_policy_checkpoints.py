@@ -102,13 +102,13 @@ def test_a_run_trains_only_after_episodes_and_evaluates_the_saved_policy():
 
     observe = rl._checkpoints.observe
 
-    def observe_and_note(*step):
+    def observe_and_record(*step):
         is_saved = observe(*step)
         if is_saved:
             saved.append(outputs()[0])
         return is_saved
 
-    rl._checkpoints.observe = observe_and_note
+    rl._checkpoints.observe = observe_and_record
     assert torch.equal(*outputs())
     for _ in range(60):
         before = rl._updates.value

@@ -133,7 +133,7 @@ class Part(Algorithm):
         return ['target']
 
 
-class Whole(Algorithm):
+class Parent(Algorithm):
 
     def __init__(self, *parts, optimizer=None):
         super().__init__(optimizer=optimizer)
@@ -147,17 +147,17 @@ def owned(optimizer):
 @pytest.mark.parametrize('order', [1, -1])
 def test_a_shared_module_belongs_to_the_part_with_an_optimizer(order):
     shared, own, parent = nn.Linear(2, 2), SGD(lr=0.1), SGD(lr=0.1)
-    algorithm = Whole(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
+    algorithm = Parent(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
     assign_optimizers(algorithm)
     assert owned(own) == {id(p) for p in shared.parameters()}
     assert len(owned(parent)) == 2 and not owned(own) & owned(parent)
-    algorithm = Whole(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
+    algorithm = Parent(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
     assign_optimizers(algorithm)  # every parameter has an owner
 
 
 def test_ignored_attributes_stay_hidden_even_with_forced_parameters():
     part, parent = Part(nn.Linear(2, 2), SGD(lr=0.1), visible=True), SGD(lr=0.1)
-    assign_optimizers(Whole(Whole(part), optimizer=parent))
+    assign_optimizers(Parent(Parent(part), optimizer=parent))
     assert owned(parent) == {id(p) for p in part.module.parameters()}
 
 

@@ -114,8 +114,8 @@ def test_waiting_for_a_dead_process_polls_its_health():
     published = Published([TensorSpec(())], 'a test', CONTEXT)
     published._lock.acquire()  # held by a process that has been killed
 
-    def look_around():
+    def check_health():
         raise LostProcessError('the other process', 'is gone')
 
     with pytest.raises(LostProcessError):
-        published.publish(lambda tensors: None, look_around)
+        published.publish(lambda tensors: None, check_health)

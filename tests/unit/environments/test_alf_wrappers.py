@@ -40,7 +40,7 @@ def record(env: AlfEnvironment, steps: int) -> TimeStep:
     return nest.stack([checked.reset()] + [checked.step(zeros(env)) for _ in range(steps)])
 
 
-def assert_state_goes_on(make, steps: int = 9):
+def assert_state_continues(make, steps: int = 9):
     """Check that an instance continues exactly from the state saved in another instance."""
     env, other = make(), make()
     env.seed(1)
@@ -96,8 +96,8 @@ class TestLimits:
             ReturnLimit(count_env(1), value)
 
     def test_limits_resume_from_a_saved_state(self):
-        assert_state_goes_on(lambda: ReturnLimit(count_env(9, 9), 1.0))
-        assert_state_goes_on(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
+        assert_state_continues(lambda: ReturnLimit(count_env(9, 9), 1.0))
+        assert_state_continues(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
 
     def test_limits_restart_for_reset_environments(self):
         env = TimeLimit(count_env(100, 100), 3)
@@ -141,7 +141,7 @@ class TestTimeStepWrappers:
         assert env.wrapped_env().batch_size == env.batch_size == 2
         assert env.time_step_spec() == env.wrapped_env().time_step_spec()
         record(env, 9)
-        assert_state_goes_on(lambda: AlfEnvironmentBaseWrapper(count_env(2, 3)))
+        assert_state_continues(lambda: AlfEnvironmentBaseWrapper(count_env(2, 3)))
 
     def test_a_state_of_other_wrappers_is_rejected(self):
         state = TimeLimit(count_env(2), 3).get_state()
@@ -198,7 +198,7 @@ class TestActionWrappers:
         while not env.step(torch.zeros(1, 1)).is_first():
             assert env._noise.all()
         assert not env._noise.any()
-        assert_state_goes_on(lambda: TemporallyCorrelatedNoiseWrapper(self.continuous()))
+        assert_state_continues(lambda: TemporallyCorrelatedNoiseWrapper(self.continuous()))
 
 
 class _Push(CountEnv):
@@ -262,7 +262,7 @@ class TestSeveral:
         env.request_reset(torch.tensor([False, False, True]))
         assert env.step(torch.zeros(3, dtype=torch.int64)).is_first()[2]
         assert env.reset_envs(torch.tensor([True, False, False])).is_first()[0]
-        assert_state_goes_on(lambda: BatchEnvironmentWrapper([count_env(2, 3), count_env(4)]))
+        assert_state_continues(lambda: BatchEnvironmentWrapper([count_env(2, 3), count_env(4)]))
         with pytest.raises(EnvironmentLoadError, match='environment 1 has other specs'):
             BatchEnvironmentWrapper([count_env(2), ValueUnittestEnv(1, 3)])
 
@@ -287,7 +287,7 @@ class TestSeveral:
             MultitaskWrapper([count_env(1, 1)], ['two'])
 
     def test_tasks_resume_from_a_saved_state(self):
-        assert_state_goes_on(lambda: CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)])))
+        assert_state_continues(lambda: CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)])))
 
     def test_the_curriculum_favors_the_task_that_progresses(self):
         """Compare probabilities after the warmup: 10 / 11 and 1 / 11 for progress 0.02 and 0 with favor 10."""

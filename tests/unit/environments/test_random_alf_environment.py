@@ -1,7 +1,7 @@
 """Random observations: within their specs, episodes of the right lengths, rewards, seeds, a saved state."""
 import pytest
 import torch
-from test_alf_wrappers import assert_state_goes_on, record, zeros
+from test_alf_wrappers import assert_state_continues, record, zeros
 
 from alfx.data_structures import StepType
 from alfx.environments.random_alf_environment import RandomAlfEnvironment
@@ -55,7 +55,7 @@ def test_a_seed_repeats_the_episodes_and_a_saved_state_continues_them():
     first, second = (record(make(batch_size=2), 20) for _ in range(2))
     assert torch.equal(first.observation['image'], second.observation['image'])
     assert not torch.equal(first.observation['image'], record(make(batch_size=2, seed=1), 20).observation['image'])
-    assert_state_goes_on(lambda: make(batch_size=2))
+    assert_state_continues(lambda: make(batch_size=2))
     assert make(render_size=(5, 6, 3)).render().shape == (5, 6, 3)
 
 

@@ -386,14 +386,14 @@ class TestProcesses:
         env = make(raising('hang'))
         env.reset(seed=0)
 
-        def interrupt_when_told():
+        def interrupt_on_request():
             deadline = time.monotonic() + 30
             while not caplog.messages and time.monotonic() < deadline:
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGALRM)
 
         signal.signal(signal.SIGALRM, _interrupt)
-        thread = threading.Thread(target=interrupt_when_told)
+        thread = threading.Thread(target=interrupt_on_request)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             steps(env, 60)

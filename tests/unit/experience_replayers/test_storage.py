@@ -111,7 +111,7 @@ def shared_buffer():
     return ReplayBuffer(SPEC, 2, 6, prioritized_sampling=True, keep_episodic_info=True, allow_multiprocess=True)
 
 
-def work_elsewhere(buffer, add, update):
+def work_in_process(buffer, add, update):
     """Runs in another process."""
     torch.set_num_threads(1)
     for value in add:
@@ -126,7 +126,7 @@ def test_another_process_stores_into_and_samples_from_the_same_buffer(method):
     buffer.add_sequence(steps(torch.tensor([[0, 100], [1, 101], [2, 102]])))
     buffer.get_batch(4, 1)
     update = torch.tensor([0, 1, 1]), torch.tensor([3, 4, 6]), torch.tensor([3.0, 0.0, 5.0])
-    process = torch.multiprocessing.get_context(method).Process(target=work_elsewhere,
+    process = torch.multiprocessing.get_context(method).Process(target=work_in_process,
                                                                 args=(buffer, range(3, 8), update))
     process.start()
     process.join(60)

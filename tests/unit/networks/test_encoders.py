@@ -53,12 +53,12 @@ def test_images_of_bytes_are_not_converted_silently():
 
 
 @pytest.fixture
-def nothing_prepared():
+def inputs_unprepared():
     with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
         yield
 
 
-def test_a_nested_observation_needs_a_combiner_even_for_vectors(nothing_prepared):
+def test_a_nested_observation_needs_a_combiner_even_for_vectors(inputs_unprepared):
     for ctor in (EncodingNetwork, ValueNetwork, LSTMEncodingNetwork):
         with pytest.raises(SpecError, match=r"nest of 2: 'a': .*, 'b': .*preprocessing_combiner=@NestConcat\(\)"):
             ctor({'a': VECTOR, 'b': VECTOR})
@@ -77,7 +77,7 @@ def test_the_advice_for_integers_suits_their_range(spec, advice, no_advice):
     assert no_advice not in str(error.value)
 
 
-def test_integers_are_not_encoded_as_quantities(nothing_prepared):
+def test_integers_are_not_encoded_as_quantities(inputs_unprepared):
     with pytest.raises(SpecError, match='int64.*EmbeddingPreprocessor'):
         EncodingNetwork(DISCRETE, fc_layer_params=(4, ))
     with pytest.raises(SpecError, match="'goal' is int64 .*EmbeddingPreprocessor"):

@@ -81,7 +81,7 @@ def test_an_unwritable_folder_is_rejected_before_recording(tmp_path):
         dataset_folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
 
 
-def write_and_be_killed(path, episodes, kill_at):
+def write_and_kill(path, episodes, kill_at):
     """Overwrite a dataset in another process, which is killed at its ``kill_at``-th call that touches the disk."""
     pid = os.fork()
     if not pid:
@@ -111,7 +111,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_dataset(tmp_path):
     dataset_folder.write(path, old, {})
     for kill_at in range(1, 16):
         dataset_folder.write(path, old, {}, overwrite=True)
-        code = write_and_be_killed(path, new, kill_at)
+        code = write_and_kill(path, new, kill_at)
         seen.add((code, float(dataset_folder.read(path).episodes.observation[''][0, 0])))
     assert seen == {(-signal.SIGKILL, 1.0), (-signal.SIGKILL, 2.0), (0, 2.0)}
     dataset_folder.write(path, old, {}, overwrite=True)
@@ -122,11 +122,11 @@ def test_an_interrupt_after_the_replacement_keeps_the_new_dataset(tmp_path, monk
     dataset_folder.write(str(tmp_path), make(), {})
     replace = os.replace
 
-    def replace_and_be_interrupted(*paths):
+    def replace_and_interrupt(*paths):
         replace(*paths)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, 'replace', replace_and_be_interrupted)
+    monkeypatch.setattr(os, 'replace', replace_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         dataset_folder.write(str(tmp_path), make(2.0), {}, overwrite=True)
     assert dataset_folder.read(str(tmp_path)).episodes.observation['position'][0, 0] == 2.0

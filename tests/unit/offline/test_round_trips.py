@@ -29,7 +29,7 @@ from environment_kinds import KINDS
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1, 1)
 
 
-def as_online(env, num_steps):
+def record_online(env, num_steps):
     """Record random actions in an environment, and a list of its steps, each with the action taken there."""
     seen = []
     act = recorder.random_policy(env.action_spec(), env.batch_size)
@@ -51,7 +51,7 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     env = KINDS[kind]()
     env.seed(0)
     env.reset()
-    recorded, seen = as_online(env, 40)
+    recorded, seen = record_online(env, 40)
     dataset_folder.write(str(tmp_path), recorded, {})
     dataset, = dataset_loading.load([str(tmp_path)], None, env.observation_spec(), env.action_spec(), env.reward_spec())
     spec = Experience(time_step_spec(env.observation_spec(), env.action_spec(), env.reward_spec()),
@@ -80,7 +80,7 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     env.close()
 
 
-def made_up(number, lengths=(3, 1, 5, 2)):
+def synthetic_episodes(number, lengths=(3, 1, 5, 2)):
     """Return episodes of random numbers; every second episode terminates.
 
     The reward of a transition is sum(observation) + 10 * sum(action) + 100 * sum(next observation) + 1000 * number.
@@ -155,7 +155,7 @@ def buffer_of(names, **options):
 @pytest.mark.parametrize('route', ROUTES)
 def test_every_sampled_pair_is_a_transition(route, tmp_path, monkeypatch):
     args = (monkeypatch, ) if route == 'minari' else ()
-    experience, _ = buffer_of([ROUTES[route](tmp_path / 'data', made_up(0), *args)]).get_batch(400, 2)
+    experience, _ = buffer_of([ROUTES[route](tmp_path / 'data', synthetic_episodes(0), *args)]).get_batch(400, 2)
     time_step = experience.time_step
     is_pair = time_step.step_type[:, 0] != StepType.LAST
     first, second = (time_step.observation[is_pair, t].sum(-1) for t in range(2))
@@ -168,7 +168,7 @@ def test_every_sampled_pair_is_a_transition(route, tmp_path, monkeypatch):
 
 
 def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
-    names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (0, 3, 7)]
+    names = [through_a_folder(tmp_path / str(number), synthetic_episodes(number)) for number in (0, 3, 7)]
     experience, info = buffer_of(names).get_batch(600, 3)
     time_step = experience.time_step
     assert (time_step.env_id == time_step.env_id[:, :1]).all() and time_step.env_id.unique().tolist() == [-3, -2, -1]
@@ -180,10 +180,10 @@ def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
 
 def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
     """Compare frames before a step in the dataset and in a buffer to which single steps were added."""
-    names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (1, 2)]
+    names = [through_a_folder(tmp_path / str(number), synthetic_episodes(number)) for number in (1, 2)]
     offline = buffer_of(names, keep_episodic_info=True)
     online = ReplayBuffer(offline.data_spec, 2, offline.max_length, keep_episodic_info=True)
-    datasets = [steps_of(made_up(number)) for number in (1, 2)]
+    datasets = [steps_of(synthetic_episodes(number)) for number in (1, 2)]
     for t in range(offline.max_length):
         time_step, action = nest.map_structure(lambda *x, t=t: torch.stack([y[t] for y in x]), *datasets)
         online.add_batch(Experience(time_step, action, BasicRLInfo(action=action)))
@@ -199,7 +199,7 @@ def test_looking_back_in_the_buffer_matches_online_data(tmp_path):
 
 
 def test_a_dataset_may_be_a_file_instead_of_memory(tmp_path):
-    name = through_a_folder(tmp_path / 'data', made_up(1))
+    name = through_a_folder(tmp_path / 'data', synthetic_episodes(1))
     batches = []
     for options in ({}, dict(memory_map_dir=str(tmp_path))):
         batches.append(buffer_of([name], **options).gather_all()[0])
@@ -208,7 +208,7 @@ def test_a_dataset_may_be_a_file_instead_of_memory(tmp_path):
 
 
 def test_datasets_are_read_identically_by_every_route(tmp_path):
-    read = [dataset_sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), made_up(5))).episodes
+    read = [dataset_sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), synthetic_episodes(5))).episodes
             for route in ('folder', 'checkpoint', 'file of ALF')]
     for other in read[1:]:
         assert np.array_equal(other.observation[''], read[0].observation[''])

@@ -37,7 +37,7 @@ def parameters(root_dir):
     return read_checkpoint(path)['alg']
 
 
-def go_on(root_dir, *params):
+def resume(root_dir, *params):
     warm_starts.run([sys.executable, '-m', 'alfx', 'train', root_dir,
                     *(part for param in params for part in ('--conf_param', param))], check=True, timeout=120)
 
@@ -53,7 +53,7 @@ def equal(a, b):
 def test_a_fork_without_changes_matches_the_run_bit_for_bit(run, tmp_path):
     first = steps_of(run)[1]  # replay buffers are kept with the latest two
     assert forking.branch(run, first, [], str(tmp_path / 'same')) == first
-    go_on(str(tmp_path / 'same'))
+    resume(str(tmp_path / 'same'))
     assert equal(parameters(str(tmp_path / 'same')), parameters(run))
     returns = [alfx.read_progress(folder)['average_return'] for folder in (run, str(tmp_path / 'same'))]
     assert np.array_equal(*returns, equal_nan=True) and len(returns[0]) == 6
@@ -63,14 +63,14 @@ def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
     slow = str(tmp_path / 'slow')
     forking.branch(run, steps_of(run)[0], ['ppo/Adam.lr = 0.0'], slow)
     before = parameters(slow)
-    go_on(slow, 'ppo/Adam.lr = 0.0')
+    resume(slow, 'ppo/Adam.lr = 0.0')
     after = parameters(slow)
     weights = [key for key in before if key.endswith('weight')]
     assert weights and all(equal(before[key], after[key]) for key in weights)
     assert not all(equal(before[key], parameters(run)[key]) for key in weights)
     assert comparing.differences([comparing.read_bindings(folder) for folder in (run, slow)]) == [
         ('ppo/Adam.lr', [comparing.read_bindings(run)['ppo/Adam.lr'], '0.0'])]
-    go_on(slow)  # the run has ended; the stored conf has the change
+    resume(slow)  # the run has ended; the stored conf has the change
 
 
 def test_invalid_forks_are_rejected(run, tmp_path):
@@ -138,5 +138,5 @@ def test_a_fork_starts_from_the_best_checkpoint(run, tmp_path):
     os.makedirs(run_files.best_checkpoint_dir(source))
     shutil.move(os.path.join(run_files.checkpoint_dir(source), f'ckpt-{first}'), run_files.best_checkpoint_dir(source))
     assert forking.branch(source, 'best', [], fork) == first and steps_of(fork) == [first]
-    go_on(fork)
+    resume(fork)
     assert steps_of(fork)[-1] == 6

@@ -291,7 +291,7 @@ def test_a_training_run_is_pruned_while_it_runs_and_all_its_seeds_with_it(tmp_pa
 # Killed, stopped, two at once --------------------------------------------------------------------------------------
 
 
-def in_a_child(work):
+def fork_and_run(work):
     """Run a function in a forked process; return the process id."""
     pid = os.fork()
     if pid == 0:
@@ -338,7 +338,7 @@ def test_kills_and_resumes_neither_lose_nor_repeat_trials(tmp_path):
     before, kills = [], 0
     while kills < 6:
         min_size = size() + generator.randrange(6000)
-        pid = in_a_child(work)
+        pid = fork_and_run(work)
         wait_until(lambda min_size=min_size: size() > min_size)
         time.sleep(generator.uniform(0, 0.02))
         os.kill(pid, signal.SIGKILL)
@@ -403,7 +403,7 @@ def test_a_folder_with_a_running_search_is_rejected_until_the_search_ends(tmp_pa
         with folder.locked():
             gate.touch()
             time.sleep(120)
-    pid = in_a_child(hold)
+    pid = fork_and_run(hold)
     try:
         wait_until(gate.exists)
         with pytest.raises(ConfError, match=f'search is running in {tmp_path}/search: process {pid} on '):

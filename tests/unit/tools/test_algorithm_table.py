@@ -54,7 +54,7 @@ def test_tags_of_an_algorithm_include_its_losses_and_bases(algorithm_table):
 
 def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):
     from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
-    uses = algorithm_table.read_uses()
+    uses = algorithm_table.read_feature_uses()
     policies = {name for name, target in algorithm_table.algorithms_of(uses).items()
                 if issubclass(target, OffPolicyAlgorithm)}
     within_others = {'CEMPlanAlgorithm', 'ICEMPlanAlgorithm', 'MCTSAlgorithm', 'MuzeroRepresentationLearner',

@@ -83,7 +83,7 @@ needs_affinity = pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason
 def test_threads_that_a_measurement_starts_stay_on_its_core():
     program = '''
 import os, threading, benchmark
-benchmark.hold_to_cores(1)
+benchmark.pin_to_cores(1)
 found = []
 thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
 thread.start(), thread.join()
@@ -100,7 +100,7 @@ def test_missing_cores_are_rejected(number):
 
     before = os.sched_getaffinity(0)
     with pytest.raises(SystemExit, match=rf'--cores {number}: expected a number from 1 to {len(before)}'):
-        benchmark.hold_to_cores(number)
+        benchmark.pin_to_cores(number)
     assert os.sched_getaffinity(0) == before
 
 

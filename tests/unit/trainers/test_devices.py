@@ -13,12 +13,12 @@ from alfx.trainers import devices
 @pytest.fixture
 def gpus(monkeypatch):
     """Return a function that simulates a number of GPUs."""
-    def pretend(count):
+    def set_count(count):
         monkeypatch.setattr(torch.cuda, 'is_available', lambda: count > 0)
         monkeypatch.setattr(torch.cuda, 'device_count', lambda: count)
         monkeypatch.setattr(torch.cuda, 'get_device_name', lambda i: f'GPU number {i}')
 
-    return pretend
+    return set_count
 
 
 @pytest.mark.parametrize('count, name, found', [

@@ -643,14 +643,14 @@ def test_a_library_trainer_locks_its_folder_while_it_trains(tmp_path):
     trainer, seen = WalkTrainer(make_config(tmp_path)), []
     train_iter = trainer._train_iter
 
-    def look():
+    def check_lock():
         with open(tmp_path / 'train.lock') as file:
             with pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             seen.append(file.read())
         train_iter()
 
-    trainer._train_iter = look
+    trainer._train_iter = check_lock
     trainer.train()
     assert seen and all(f'process {os.getpid()} ' in text for text in seen)
     with run_lock.held(str(tmp_path)):  # alfx.bin.train holds the lock as well

@@ -77,26 +77,26 @@ def test_an_error_extended_on_its_way_keeps_its_own_text():
     assert str(error) == 'rank 2 is gone'
 
 
-def obedient(pipe):
+def wait_for_end(pipe):
     pipe.send_bytes(b'ready')
     pipe.recv_bytes()
 
 
-def stubborn(pipe):
+def ignore_sigterm(pipe):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe.send_bytes(b'ready')
     time.sleep(1000)
 
 
 def test_processes_may_end_on_request_and_are_killed_otherwise():
-    child = Child(processes.SPAWN, obedient, (), 'obedient')
+    child = Child(processes.SPAWN, wait_for_end, (), 'obedient')
     assert child.pipe.recv_bytes() == b'ready'
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(child.pid, number)
     child.pipe.send_bytes(b'end')
     child.end(time.monotonic() + 60)
     assert child.ending() == 'ended with exit code 0'
-    child = Child(processes.SPAWN, stubborn, (), 'stubborn')
+    child = Child(processes.SPAWN, ignore_sigterm, (), 'stubborn')
     assert child.pipe.recv_bytes() == b'ready' and child.exitcode is None
     child.end(time.monotonic() + 0.1)
     assert 'SIGKILL' in child.ending() and not is_running(child.pid)

@@ -14,7 +14,7 @@ from alfx.utils.schedulers import LinearScheduler
 
 
 @pytest.fixture(autouse=True)
-def trace_soon(warm_up):
+def trace_early(warm_up):
     warm_up(2)
 
 
