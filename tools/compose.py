@@ -329,8 +329,8 @@ def try_cell(cell: Cell, folder: Path) -> Outcome:
     trainer.train()
     problems += [f'unused binding {binding}' for binding in gin_utils.unused_bindings()]
     gin_utils.clear()
-    again = _trainer(conf, folder / 'second')
-    again.train()
+    resumed = _trainer(conf, folder / 'second')
+    resumed.train()
     gin_utils.clear()
     first, second = (_contents(folder / name) for name in ('first', 'second'))
     different = [name for name in first if not _equal(first[name], second[name])]

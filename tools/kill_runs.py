@@ -203,7 +203,7 @@ def wait_for(process: subprocess.Popen, log: Path) -> None:
 def resuming_notes(log: Path) -> tuple[str, ...]:
     """Return the log lines about inexact resuming, without duplicates."""
     lines = log.read_text(errors='replace').splitlines()
-    return tuple(dict.fromkeys(line for line in lines if any(words in line for words in _INEXACT_RESUMING)))
+    return tuple(dict.fromkeys(line for line in lines if any(phrase in line for phrase in _INEXACT_RESUMING)))
 
 
 def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills: int,

@@ -133,8 +133,8 @@ def test_the_last_transition_of_an_unroll_is_trained_on_and_bootstrapped(algorit
     agent, _ = make_agent(algorithm, 'discrete')
     experience = agent.unroll(6)
     assert experience.time_step.step_type.shape == (7, 4)
-    again = agent.unroll(6)
-    assert torch.equal(experience.time_step.observation[6], again.time_step.observation[0])
+    second = agent.unroll(6)
+    assert torch.equal(experience.time_step.observation[6], second.time_step.observation[0])
 
 
 def test_a_fractional_unroll_length_has_the_right_mean():

@@ -42,11 +42,11 @@ class Command:
 
     def start(self, *params):
         """Start the process; its output goes to a file, so that it never waits for a reader."""
-        more = [part for param in params for part in ('--conf_param', param)]
+        overrides = [part for param in params for part in ('--conf_param', param)]
         self._output = open(self.root_dir / 'output.txt', 'w', encoding='utf8')
         path = os.pathsep.join([TESTS_FOLDER, os.getcwd(), os.environ.get('PYTHONPATH', '')])
         command = [sys.executable, '-m', 'alfx.bin.train', '--conf', str(self._conf), '--root_dir', str(self.root_dir)]
-        self.process = warm_starts.Popen([*command, *self._params, *more], stdout=self._output,
+        self.process = warm_starts.Popen([*command, *self._params, *overrides], stdout=self._output,
                                         stderr=subprocess.STDOUT, env={**os.environ, 'PYTHONPATH': path})
         return self.process
 

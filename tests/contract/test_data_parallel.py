@@ -59,11 +59,11 @@ def free_port():
 def wait_for(processes):
     """Wait until all processes have ended successfully."""
     try:
-        words = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    assert all(process.returncode == 0 for process in processes), '\n'.join(outputs)
 
 
 def train_parts(folder, conf, num_ranks):
@@ -192,28 +192,28 @@ def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
     try:
-        out, words = process.communicate(timeout=TIMEOUT)
+        stdout, output = process.communicate(timeout=TIMEOUT)
     finally:
         process.kill()
     assert time.monotonic() - killed < 30
-    assert process.returncode == 1, words
-    assert f'LostProcessError: rank {victim} (pid {pids[victim]} on' in words, words
-    assert ('was killed by SIGKILL' if how == 'two' else 'most likely killed') in words, words
+    assert process.returncode == 1, output
+    assert f'LostProcessError: rank {victim} (pid {pids[victim]} on' in output, output
+    assert ('was killed by SIGKILL' if how == 'two' else 'most likely killed') in output, output
     wait_until(lambda: not any(map(is_running, pids.values())), f'processes are left: {pids}')
     state = newest_checkpoint(tmp_path)
     iterations = state['trainer']['iteration']
     assert iterations > 0 and all(x.isfinite().all() for x in state['alg'].values() if isinstance(x, torch.Tensor))
-    code, words = finish('one', tmp_path, iterations + 2)
-    assert code == 0 and 'new episodes start' in words, words
+    code, output = finish('one', tmp_path, iterations + 2)
+    assert code == 0 and 'new episodes start' in output, output
 
 
 @pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     steps = []
     for how, iterations in (('two', 2), ('one', 4), ('two', 6), ('two', 8)):
-        code, words = finish(how, tmp_path, iterations)
-        assert code == 0, words
-        assert ('new episodes start' in words) == (iterations in (4, 6)), words
+        code, output = finish(how, tmp_path, iterations)
+        assert code == 0, output
+        assert ('new episodes start' in output) == (iterations in (4, 6)), output
         state = newest_checkpoint(tmp_path)
         assert state['trainer']['iteration'] == iterations
         assert len(state['alg']['_metrics.2.length']) == 4
@@ -231,8 +231,8 @@ def test_callbacks_see_the_episodes_of_all_ranks_and_stop_all_ranks(tmp_path):
               'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = None', 'TrainerConfig.eval_interval = 2',
               'TrainerConfig.num_eval_episodes = 1']
     for reason in ('has not improved', 'as before'):
-        code, words = finish('two', tmp_path, 20, *params)
-        assert code == 0 and words.count('StopWithoutImprovement stops the run') == 1 and reason in words, words
+        code, output = finish('two', tmp_path, 20, *params)
+        assert code == 0 and output.count('StopWithoutImprovement stops the run') == 1 and reason in output, output
     with open(tmp_path / 'progress.csv') as file:
         last = list(csv.DictReader(file))[-1]
     episodes = (tmp_path / 'episodes.csv').read_text().splitlines()
@@ -248,11 +248,11 @@ def test_ranks_checkpoint_and_stop_on_request_and_when_their_parent_dies(tmp_pat
     """Write a checkpoint and stop all ranks on request and when the program that started them is killed."""
     process, pids = start_endless_run('two', tmp_path / 'asked')
     for how in ('one', 'two'):
-        code, words = finish(how, tmp_path / 'asked', 2)
-        assert code == 2 and f'process {pids[0]} on' in words and words.count('ConfError') == 1, words
+        code, output = finish(how, tmp_path / 'asked', 2)
+        assert code == 2 and f'process {pids[0]} on' in output and output.count('ConfError') == 1, output
     os.kill(pids[1], signal.SIGTERM)  # only one of them
-    out, words = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 128 + signal.SIGTERM, words
+    out, output = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 128 + signal.SIGTERM, output
     assert 'to resume:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0
     process, pids = start_endless_run('two', tmp_path / 'orphans')
     process.kill()
@@ -290,6 +290,6 @@ def test_supervised_runs_with_two_ranks_match_one_process_and_resume(tmp_path):
 def test_indivisible_sizes_are_rejected_by_name(tmp_path):
     for param, name in (('TrainerConfig.mini_batch_size=33', 'TrainerConfig.mini_batch_size = 33'),
                         ('create_environment.num_parallel_environments=5', 'num_parallel_environments = 5')):
-        code, words = finish('two', tmp_path / name.split()[0], 2, param)
-        assert code == 2 and f'{name} cannot be divided among 2 processes' in words, words
-        assert words.count('ConfError') == 1
+        code, output = finish('two', tmp_path / name.split()[0], 2, param)
+        assert code == 2 and f'{name} cannot be divided among 2 processes' in output, output
+        assert output.count('ConfError') == 1

@@ -77,8 +77,8 @@ CASES = {
 
 @pytest.mark.parametrize('case', CASES)
 def test_every_documented_binding_passes_the_check_and_is_used(case, tmp_path):
-    module, name, par_vi, more = CASES[case]
-    text = COMMON + more + f"{name}.par_vi = '{par_vi}'\n"
+    module, name, par_vi, bindings = CASES[case]
+    text = COMMON + bindings + f"{name}.par_vi = '{par_vi}'\n"
     conf = tmp_path / 'documented.gin'
     conf.write_text(text.format(module=module, name=name))
     with gin_utils.loaded(str(conf), []):

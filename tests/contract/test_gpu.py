@@ -45,9 +45,9 @@ def is_finite(algorithm):
 def test_a_run_trains_resumes_and_is_evaluated(name, tmp_path, monkeypatch, gpu):
     trainer = train(name, tmp_path, monkeypatch, gpu)
     assert {p.device for p in trainer.algorithm.parameters()} == {gpu} and is_finite(trainer.algorithm)
-    again = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
-    assert again.current_iterations() == trainer.current_iterations() + 2 and is_finite(again.algorithm)
-    config = TrainerConfig(root_dir=again._config.root_dir)
+    resumed = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
+    assert resumed.current_iterations() == trainer.current_iterations() + 2 and is_finite(resumed.algorithm)
+    config = TrainerConfig(root_dir=resumed._config.root_dir)
     config.random_seed = 0
     env = building.create_eval_environment(config, 2)
     algorithm = building.create_algorithm(config, env, trains=False)
@@ -59,8 +59,8 @@ def test_a_run_trains_resumes_and_is_evaluated(name, tmp_path, monkeypatch, gpu)
 def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch, gpu):
     devices = {'cpu': torch.device('cpu'), 'cuda': gpu}
     trainer = train('SAC', tmp_path, monkeypatch, devices[first])
-    again = train('SAC', tmp_path, monkeypatch, devices[second], iterations=trainer.current_iterations() + 2)
-    assert {p.device for p in again.algorithm.parameters()} == {devices[second]} and is_finite(again.algorithm)
+    resumed = train('SAC', tmp_path, monkeypatch, devices[second], iterations=trainer.current_iterations() + 2)
+    assert {p.device for p in resumed.algorithm.parameters()} == {devices[second]} and is_finite(resumed.algorithm)
 
 
 def test_interrupted_and_uninterrupted_runs_draw_the_same_numbers(tmp_path, monkeypatch, gpu):
@@ -68,9 +68,9 @@ def test_interrupted_and_uninterrupted_runs_draw_the_same_numbers(tmp_path, monk
     parts = _folder(tmp_path, 'parts')
     extra = 'ReplayBuffer.enable_checkpoint = True\n'
     train('SAC', parts, monkeypatch, gpu, extra, iterations=12)
-    again = train('SAC', parts, monkeypatch, gpu, iterations=16)
+    resumed = train('SAC', parts, monkeypatch, gpu, iterations=16)
     for name, x in tensors_of(uninterrupted.algorithm).items():
-        torch.testing.assert_close(x, tensors_of(again.algorithm)[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(x, tensors_of(resumed.algorithm)[name], rtol=1e-3, atol=1e-4)
 
 
 def test_the_location_of_the_replay_buffer_has_no_effect(tmp_path, monkeypatch, gpu):
@@ -109,8 +109,8 @@ def test_mixed_precision_trains_and_resumes(name, tmp_path, monkeypatch, gpu):
     extra = 'TrainerConfig.enable_amp = True\n'
     trainer = train(name, tmp_path, monkeypatch, gpu, extra)
     assert is_finite(trainer.algorithm) and trainer.algorithm.updater.precision is not None
-    again = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
-    assert is_finite(again.algorithm)
+    resumed = train(name, tmp_path, monkeypatch, gpu, iterations=trainer.current_iterations() + 2)
+    assert is_finite(resumed.algorithm)
 
 
 def test_a_compiled_update_is_a_cuda_graph_and_matches_eager_mode(tmp_path, monkeypatch, gpu, caplog):

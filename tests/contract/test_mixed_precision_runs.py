@@ -28,12 +28,12 @@ def test_a_run_trains_resumes_and_is_evaluated(name, make):
     trainer = make(name)
     trainer.train()
     trained = tensors_of(trainer.algorithm)
-    again = make(name, iterations=trainer.current_iterations() + 2)
-    again.train()
-    now = tensors_of(again.algorithm)
+    resumed = make(name, iterations=trainer.current_iterations() + 2)
+    resumed.train()
+    now = tensors_of(resumed.algorithm)
     assert any(not torch.equal(x, now[key]) for key, x in trained.items())
     assert all(x.dtype != torch.bfloat16 for x in now.values())
-    config = TrainerConfig(root_dir=again._config.root_dir)
+    config = TrainerConfig(root_dir=resumed._config.root_dir)
     config.random_seed = 0
     env = building.create_eval_environment(config, 2)
     algorithm = building.create_algorithm(config, env, trains=False)
@@ -48,10 +48,10 @@ def test_the_scale_of_the_losses_is_part_of_a_checkpoint(make, monkeypatch):
     scaler.scaled(torch.ones(()))
     scaler._scaler.update(128.0)
     trainer._save_checkpoint()
-    again = make('SAC')
-    assert again.algorithm.updater.precision.scaler.scale != 128.0
-    again._resume()
-    assert again.algorithm.updater.precision.scaler.scale == 128.0
+    resumed = make('SAC')
+    assert resumed.algorithm.updater.precision.scaler.scale != 128.0
+    resumed._resume()
+    assert resumed.algorithm.updater.precision.scaler.scale == 128.0
 
 
 def test_a_run_can_switch_to_mixed_precision_on_resume(tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_run_can_switch_to_mixed_precision_on_resume(tmp_path, monkeypatch):
     trainer.train()
     with open(tmp_path / 'short.gin', 'a') as conf:
         conf.write('TrainerConfig.enable_amp = True\n')
-    again = trainer_of('SAC', str(tmp_path), CPU, monkeypatch, iterations=trainer.current_iterations() + 1)
-    again.train()
-    assert again.algorithm.updater.precision is not None
-    assert again.current_iterations() == trainer.current_iterations() + 1
+    resumed = trainer_of('SAC', str(tmp_path), CPU, monkeypatch, iterations=trainer.current_iterations() + 1)
+    resumed.train()
+    assert resumed.algorithm.updater.precision is not None
+    assert resumed.current_iterations() == trainer.current_iterations() + 1

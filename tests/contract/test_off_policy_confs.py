@@ -58,12 +58,12 @@ def conf_params(conf):
     return params
 
 
-def train(conf, root, more=()):
+def train(conf, root, overrides=()):
     """Train in the run folder ``root``, from its newest checkpoint if it has one; return the checkpointed state."""
     if not (root / 'conf').exists():
-        gin_utils.write_conf(str(root), gin_utils.load(conf, [*conf_params(conf), *more]))
+        gin_utils.write_conf(str(root), gin_utils.load(conf, [*conf_params(conf), *overrides]))
     else:
-        gin_utils.load(conf, [*conf_params(conf), *more])
+        gin_utils.load(conf, [*conf_params(conf), *overrides])
     RLTrainer(TrainerConfig(root_dir=str(root))).train()
     gin_utils.clear()
     return contents(newest(root))
@@ -132,11 +132,11 @@ def test_same_seed_same_parameters_also_when_replayed_and_when_resumed(conf, tmp
 
 
 def test_a_run_with_policy_checkpoints_can_be_resumed_within_an_episode(tmp_path):
-    more = ['Td7Algorithm.policy_checkpoints = @PolicyCheckpoints()', 'PolicyCheckpoints.num_episodes = 2',
-            'TrainerConfig.unroll_length = 1', 'TrainerConfig.num_iterations = 44',
-            'TrainerConfig.summary_interval = 11', 'suite_gym.load.max_episode_steps = 5']
+    overrides = ['Td7Algorithm.policy_checkpoints = @PolicyCheckpoints()', 'PolicyCheckpoints.num_episodes = 2',
+                 'TrainerConfig.unroll_length = 1', 'TrainerConfig.num_iterations = 44',
+                 'TrainerConfig.summary_interval = 11', 'suite_gym.load.max_episode_steps = 5']
     first, resumed = tmp_path / 'first', tmp_path / 'resumed'
-    expected = train('td7_pendulum', first, more)
+    expected = train('td7_pendulum', first, overrides)
     [progress] = [x.tolist() for name, x in expected.items() if name.endswith('_checkpoints._progress')]
     assert progress[6] < 0 and int(expected['alg._rl_algorithm._num_updates']) > 20
     shutil.copytree(first, resumed)
@@ -144,7 +144,7 @@ def test_a_run_with_policy_checkpoints_can_be_resumed_within_an_episode(tmp_path
     for path in (resumed / 'train/algorithm').glob('*44*'):
         path.unlink()
     assert [p.name for p in numbered(resumed)] == ['ckpt-22']
-    assert differences(expected, train('td7_pendulum', resumed, more)) == []
+    assert differences(expected, train('td7_pendulum', resumed, overrides)) == []
 
 
 @pytest.mark.parametrize('setting, at_start', [

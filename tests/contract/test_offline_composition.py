@@ -183,7 +183,7 @@ def test_it_learns_is_saved_and_acts(name, form, part, dataset):
         for attribute, of in own.items():
             assert part != of or any(attribute in x for x in changed), f'{attribute} of {changed}'
         assert all(torch.isfinite(x).all() for x in parameters(agent).values())
-        again = agent_of(name, form, part, path, unroll_length)
-        again.load_state_dict(agent.state_dict())
+        restored = agent_of(name, form, part, path, unroll_length)
+        restored.load_state_dict(agent.state_dict())
         seen = agent.environment.current_time_step()
-        assert torch.equal(act(agent, seen), act(again, seen))
+        assert torch.equal(act(agent, seen), act(restored, seen))

@@ -56,8 +56,8 @@ def trainer_of(name, folder, device, monkeypatch, iterations=None, bindings=()):
         with open(path, 'w', encoding='utf8') as file:
             file.write(f"include '{base}.gin'\n{COMMON}{overrides}")
     gin_utils.clear()
-    more = [] if iterations is None else [f'TrainerConfig.num_iterations = {iterations}']
-    conf = gin_utils.load(path, [*more, *bindings])
+    limits = [] if iterations is None else [f'TrainerConfig.num_iterations = {iterations}']
+    conf = gin_utils.load(path, [*limits, *bindings])
     root_dir = os.path.join(folder, 'run')
     gin_utils.write_conf(root_dir, conf)
     context.reset()
@@ -80,13 +80,13 @@ def test_all_tensors_are_on_the_device_of_the_networks_and_runs_resume(name, tmp
         trainer.train()
         trained = tensors_of(trainer.algorithm)
         assert all(isinstance(p, SecondDeviceTensor) for p in trainer.algorithm.parameters())
-        again = trainer_of(name, str(tmp_path), device, monkeypatch,
-                           iterations=trainer.current_iterations() + 2)
-        again.train()
-        assert again.current_iterations() == trainer.current_iterations() + 2
-        assert any(not torch.equal(x, trained[name]) for name, x in tensors_of(again.algorithm).items())
-        assert all(isinstance(p, SecondDeviceTensor) for p in again.algorithm.parameters())
-        config = TrainerConfig(root_dir=again._config.root_dir)
+        resumed = trainer_of(name, str(tmp_path), device, monkeypatch,
+                             iterations=trainer.current_iterations() + 2)
+        resumed.train()
+        assert resumed.current_iterations() == trainer.current_iterations() + 2
+        assert any(not torch.equal(x, trained[name]) for name, x in tensors_of(resumed.algorithm).items())
+        assert all(isinstance(p, SecondDeviceTensor) for p in resumed.algorithm.parameters())
+        config = TrainerConfig(root_dir=resumed._config.root_dir)
         config.random_seed = 0
         env = building.create_eval_environment(config, 2)
         algorithm = building.create_algorithm(config, env, trains=False)
@@ -99,11 +99,11 @@ def test_a_run_resumes_on_another_device(first, second, tmp_path, monkeypatch):
     with second_device():
         trainer = trainer_of('SAC', str(tmp_path), first, monkeypatch)
         trainer.train()
-        again = trainer_of('SAC', str(tmp_path), second, monkeypatch, iterations=trainer.current_iterations() + 2)
-        again.train()
-        assert again.current_iterations() == trainer.current_iterations() + 2
-        assert {p.device.type for p in again.algorithm.parameters()} == {torch.device(second).type}
-    assert os.listdir(run_files.checkpoint_dir(again._config.root_dir))
+        resumed = trainer_of('SAC', str(tmp_path), second, monkeypatch, iterations=trainer.current_iterations() + 2)
+        resumed.train()
+        assert resumed.current_iterations() == trainer.current_iterations() + 2
+        assert {p.device.type for p in resumed.algorithm.parameters()} == {torch.device(second).type}
+    assert os.listdir(run_files.checkpoint_dir(resumed._config.root_dir))
 
 
 def test_the_second_device_computes_the_same_as_the_first(tmp_path, monkeypatch):

@@ -142,9 +142,9 @@ def test_statistics_are_checkpointed_and_continue_identically(kind):
     second = make_normalizer(kind, NESTED)
     second.load_state_dict(first.state_dict())
     for twin in (second, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
-        more = batch()
-        expected = copy.deepcopy(first)(more)
-        found = twin(more)
+        next_batch = batch()
+        expected = copy.deepcopy(first)(next_batch)
+        found = twin(next_batch)
         assert torch.equal(found['values'], expected['values'])
         assert torch.equal(found['deep'][1], expected['deep'][1])
 

@@ -111,10 +111,10 @@ class TestGradientEstimators:
         (z @ self.WEIGHTS).sum().backward()
         torch.manual_seed(5)
         noise = -torch.empty(4, 1, 3).exponential_().log()
-        again = self.LOGITS.expand(4, -1).clone().requires_grad_()
-        scores = again[:, None].log_softmax(-1) + noise
+        logits_copy = self.LOGITS.expand(4, -1).clone().requires_grad_()
+        scores = logits_copy[:, None].log_softmax(-1) + noise
         ((scores / 0.7).softmax(-1) @ self.WEIGHTS).sum().backward()
-        torch.testing.assert_close(logits.grad, again.grad)
+        torch.testing.assert_close(logits.grad, logits_copy.grad)
         assert torch.equal(z.argmax(-1), scores.argmax(-1))
 
     def test_cold_gumbel_softmax_has_the_exact_gradient_in_the_mean(self):

@@ -72,13 +72,13 @@ def rows(folder):
 
 
 @pytest.mark.parametrize('nonparallel', [True, False], ids=['one process', 'workers'])
-@pytest.mark.parametrize('package, name, more, expected', ENVIRONMENTS, ids=[name for _, name, *_ in ENVIRONMENTS])
-def test_a_run_resumes_exactly_or_with_new_episodes(tmp_path, package, name, more, expected, nonparallel):
+@pytest.mark.parametrize('package, name, bindings, expected', ENVIRONMENTS, ids=[name for _, name, *_ in ENVIRONMENTS])
+def test_a_run_resumes_exactly_or_with_new_episodes(tmp_path, package, name, bindings, expected, nonparallel):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f'the package {package} is not installed')
     if package == 'gym_super_mario_bros' and np.lib.NumpyVersion(np.__version__) >= '2.0.0':
         pytest.skip('the emulator of gym_super_mario_bros needs numpy<2')
-    (tmp_path / 'task.gin').write_text(CONF.format(name=name, more=more, nonparallel=nonparallel))
+    (tmp_path / 'task.gin').write_text(CONF.format(name=name, more=bindings, nonparallel=nonparallel))
     shutil.copy(Path(__file__).with_name('adapters.py'), tmp_path)
     output = train(tmp_path, 'halves', 480)
     resumed = train(tmp_path, 'halves', 960)

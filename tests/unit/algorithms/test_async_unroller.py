@@ -181,8 +181,8 @@ def test_an_error_of_its_environment_is_reported_with_its_traceback(tmp_path, mo
     _, unroller = start_unrolls(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
     with pytest.raises(LostProcessError, match='exit code 1') as caught:
         unroller.gather(100)
-    words = caught.value.log_tail
-    assert 'ArithmeticError: the drift has no end' in words and 'unroll_fakes.py' in words
+    log_tail = caught.value.log_tail
+    assert 'ArithmeticError: the drift has no end' in log_tail and 'unroll_fakes.py' in log_tail
     assert 'Traceback' not in capfd.readouterr().err  # the error is reported once
 
 

@@ -121,7 +121,7 @@ def test_held_gaussian_noise_is_scaled_and_clipped():
     state = HeldNoise(torch.zeros_like(action), torch.zeros(20000, dtype=torch.int64))
     noisy, state = noise(action, state)
     torch.testing.assert_close(noisy, (state.noise * 0.5).clamp(-1.0, 1.0))
-    again, _ = noise(action, state)
+    repeated, _ = noise(action, state)
     is_held = state.steps_left > 0
-    assert torch.equal(again[is_held], noisy[is_held]) and is_held.any()
+    assert torch.equal(repeated[is_held], noisy[is_held]) and is_held.any()
     assert noise.state_spec == ZetaRepeat().state_spec(UNIT)

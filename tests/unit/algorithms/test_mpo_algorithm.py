@@ -40,11 +40,11 @@ def actor_with(head):
 
 
 def flat_critic(action_spec):
-    more = {}
+    extra_args = {}
     if not isinstance(action_spec, TensorSpec):
-        more = dict(action_input_processors=nest.map_structure(lambda s: Reshape((s.numel, )), action_spec),
-                    action_preprocessing_combiner=NestConcat())
-    return partial(CriticNetwork, joint_fc_layer_params=(8, ), **more)
+        extra_args = dict(action_input_processors=nest.map_structure(lambda s: Reshape((s.numel, )), action_spec),
+                          action_preprocessing_combiner=NestConcat())
+    return partial(CriticNetwork, joint_fc_layer_params=(8, ), **extra_args)
 
 
 VARIANTS = {

@@ -101,10 +101,10 @@ def test_the_pools_are_kept_in_a_checkpoint():
     stored = pools()
     for score, value in ((0.0, 0.5), (1.0, 0.2)):
         stored.add(episode(score, number=3, max_value=value))
-    again = pools()
-    again.load(stored.state())
-    assert again.phi == stored.phi and len(again.with_reward) == 2 and len(again.with_value) == 1
-    torch.testing.assert_close(again.with_value[0].steps, stored.with_value[0].steps)
+    restored = pools()
+    restored.load(stored.state())
+    assert restored.phi == stored.phi and len(restored.with_reward) == 2 and len(restored.with_value) == 1
+    torch.testing.assert_close(restored.with_value[0].steps, stored.with_value[0].steps)
 
 
 def test_slots_continue_within_an_episode_even_if_it_was_dropped():
@@ -116,9 +116,9 @@ def test_slots_continue_within_an_episode_even_if_it_was_dropped():
     slots.note_values(torch.ones(4, 2))
     assert len({x.length for x in slots._current}) == 2, 'some replay the one, some the other'
     stored.with_reward.pop()
-    again = Pools([stored.with_reward[0]], 0.1, 0.0, 10.0, 5, None)
-    again.load(stored.state())
-    gone_on = Slots(again, 4, slots.state())
+    restored = Pools([stored.with_reward[0]], 0.1, 0.0, 10.0, 5, None)
+    restored.load(stored.state())
+    gone_on = Slots(restored, 4, slots.state())
     for _ in range(3):
         torch.testing.assert_close(gone_on.next_steps(3), slots.next_steps(3))
     assert gone_on._highest == slots._highest
@@ -129,10 +129,10 @@ def test_ongoing_episodes_are_kept_and_abandoned_ones_dropped():
         kinds = torch.tensor([kinds], dtype=torch.int32)
         return TimeStep(step_type=kinds, reward=torch.ones(kinds.shape), observation=kinds), kinds
 
-    tracker, again, value = EpisodeTracker(1), EpisodeTracker(1), torch.ones(1, 2)
+    tracker, restored, value = EpisodeTracker(1), EpisodeTracker(1), torch.ones(1, 2)
     tracker.add(part(F, M), 5 * value)
-    again.load(tracker.state(), nest.structure(part(F)).unflatten)
-    found = again.add(part(M, L), value)
+    restored.load(tracker.state(), nest.structure(part(F)).unflatten)
+    found = restored.add(part(M, L), value)
     assert [x.length for x in found] == [4] and found[0].max_value == 5.0
     found = tracker.add(part(F, L), value)  # the environments have been restarted
     assert [x.length for x in found] == [2] and found[0].max_value == 1.0
@@ -221,13 +221,13 @@ def test_found_episodes_are_restored_from_a_checkpoint(demonstration):
         agent.train_iter()
     pools = agent.policy._pools
     assert pools.with_value
-    again = make_agent(demonstration)
+    restored_agent = make_agent(demonstration)
     before = agent.policy._slots.state()['position']
-    again.load_state_dict(agent.state_dict())
-    again._rl_algorithm.prepare(again)
-    assert again._rl_algorithm._slots.state()['position'] == before
-    again.train_iter()
-    restored = again._rl_algorithm._pools
+    restored_agent.load_state_dict(agent.state_dict())
+    restored_agent._rl_algorithm.prepare(restored_agent)
+    assert restored_agent._rl_algorithm._slots.state()['position'] == before
+    restored_agent.train_iter()
+    restored = restored_agent._rl_algorithm._pools
     assert nest.flatten(pools.with_value[0].steps)[0].shape == nest.flatten(restored.with_value[0].steps)[0].shape
     assert len(restored.with_value) >= len(pools.with_value) - 1
 
@@ -257,11 +257,11 @@ def test_the_best_own_episodes_become_demonstrations_of_another_run(demonstratio
         other.train_iter()
     added = [demo.score for demo in other.policy._pools.with_reward if not demo.is_given]
     assert sorted(added) == [2.0, 3.0], 'each dataset is read once'
-    again = make_agent(demonstration, supplementary_demos_dir=str(tmp_path / 'shared'))
-    again.load_state_dict(other.state_dict())
-    again.policy.prepare(again)
-    again.train_iter()
-    assert sorted(x.score for x in again.policy._pools.with_reward if not x.is_given) == [2.0, 3.0]
+    other_agent = make_agent(demonstration, supplementary_demos_dir=str(tmp_path / 'shared'))
+    other_agent.load_state_dict(other.state_dict())
+    other_agent.policy.prepare(other_agent)
+    other_agent.train_iter()
+    assert sorted(x.score for x in other_agent.policy._pools.with_reward if not x.is_given) == [2.0, 3.0]
 
 
 def test_a_dataset_from_another_source_is_not_overwritten(demonstration):

@@ -80,11 +80,11 @@ def test_two_ranks_with_half_batches_match_one_process(tmp_path):
         env={**os.environ, 'PYTHONPATH': str(ROOT), 'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',
              'MASTER_PORT': str(port)}) for rank in range(2)]
     try:
-        words = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    assert all(process.returncode == 0 for process in processes), '\n'.join(outputs)
     first, second = (torch.load(tmp_path / f'out.{rank}') for rank in range(2))
     for kind in {**KINDS, **OWN_UPDATES}:
         single = trained(kind)

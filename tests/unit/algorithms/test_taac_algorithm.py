@@ -408,12 +408,12 @@ def test_it_learns_the_optimal_action_of_a_tiny_environment():
 # Arguments ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('arguments, words', [
+@pytest.mark.parametrize('arguments, message', [
     (dict(num_critic_replicas=0), 'num_critic_replicas'), (dict(initial_alpha=0.0), 'initial_alpha'),
     (dict(max_repeat_steps=-1), 'max_repeat_steps'), (dict(b1_advantage_clipping=(1.0, 0.0)), 'b1_advantage_clipping'),
     (dict(actor_network_cls=ActorDistributionRNNNetwork), 'is recurrent')])
-def test_arguments_out_of_range_are_rejected_by_name(arguments, words):
-    with pytest.raises(ValueError, match=words):
+def test_arguments_out_of_range_are_rejected_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
         make(**arguments)
 
 

@@ -101,8 +101,8 @@ class TestLearner:
         agent, env, before = trained(2)
         untouched = [name for (name, p), old in zip(agent.named_parameters(), before) if torch.equal(p, old)]
         assert untouched == []
-        again, _, _ = trained(2)
-        assert all(torch.equal(a, b) for a, b in zip(agent.parameters(), again.parameters()))
+        repeated, _, _ = trained(2)
+        assert all(torch.equal(a, b) for a, b in zip(agent.parameters(), repeated.parameters()))
         step = agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))
         assert {'repr/reconstruction', 'repr/kld', 'repr/elbo'} <= set(agent.measures(step.info))
         other, _ = make_agent(algorithm, environment, seed=7, representation_learner_cls=partial(

@@ -280,7 +280,7 @@ def test_a_conf_or_a_run_folder_can_be_passed_without_its_flag(tmp_path):
         assert flags.FLAGS.conf == 'a'
 
 
-@pytest.mark.parametrize('words, found', [
+@pytest.mark.parametrize('words, completions', [
     ('tr', ['train']), ('train --num', ['--num_processes']), ('train --root-d', ['--root_dir']),
     ('train ppo_cart_p', ['ppo_cart_pole', 'ppo_cart_pole_rnn']), ('train --conf=sac_p', ['--conf=sac_pendulum']),
     ('evaluate --mode ', ['both', 'greedy', 'sampled']), ('evaluate --mode = g', ['greedy']),
@@ -290,9 +290,9 @@ def test_a_conf_or_a_run_folder_can_be_passed_without_its_flag(tmp_path):
     ('play zoo:dqn_a', ['zoo:dqn_acrobot']), ('show zoo:dqn_a', ['zoo:dqn_acrobot']), ('train zoo:dqn_a', []),
     ('evaluate zoo : dqn_a', ['dqn_acrobot']), ('export --device cpu zoo : dqn_a', ['dqn_acrobot']),
 ])
-def test_words_are_completed(words, found, tmp_path, monkeypatch):
+def test_words_are_completed(words, completions, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert completion.completions(words.split(' ')) == found
+    assert completion.completions(words.split(' ')) == completions
 
 
 def test_files_are_completed_too(tmp_path, monkeypatch):

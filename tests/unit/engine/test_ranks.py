@@ -274,8 +274,8 @@ def test_rings_of_values_keep_the_newest_of_each_and_divide_without_loss():
     assert sorted(joined.values().tolist()) == [4, 5, 10, 20]
     shares = [joined.split_state(joined.state_dict(), rank, 2) for rank in (0, 1)]
     assert [int(share['count']) for share in shares] == [2, 2]
-    again = joined.join_states(shares)
-    assert sorted(again['values'].tolist()) == [4, 5, 10, 20]
+    rejoined = joined.join_states(shares)
+    assert sorted(rejoined['values'].tolist()) == [4, 5, 10, 20]
 
 
 def test_counters_add_up_and_the_first_rank_gets_all():

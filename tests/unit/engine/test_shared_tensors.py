@@ -35,9 +35,9 @@ def test_tensors_of_all_types_share_one_block_without_touching_each_other():
         tensor.fill_(i + 1)
     assert [(tuple(t.shape), t.dtype) for t in shared.tensors] == [(tuple(s.shape), s.dtype) for s in SPECS]
     assert [float(t.float().mean()) for t in shared.tensors] == [1, 2, 3, 1]
-    again = SharedTensors.__new__(SharedTensors)
-    again.__setstate__(shared.__getstate__())
-    again.tensors[1].fill_(9)
+    reopened = SharedTensors.__new__(SharedTensors)
+    reopened.__setstate__(shared.__getstate__())
+    reopened.tensors[1].fill_(9)
     assert int(shared.tensors[1]) == 9
 
 

@@ -114,14 +114,14 @@ def test_seeds_reproduce_games_and_states_resume_exactly(opponent):
     def run(env, steps):
         return [env.step(torch.arange(3) * 2 + i % 3).observation['board'] for i in range(steps)]
 
-    env, again = BoardGame(RULES, 3, opponent), BoardGame(RULES, 3, opponent)
-    for one in (env, again):
+    env, repeated = BoardGame(RULES, 3, opponent), BoardGame(RULES, 3, opponent)
+    for one in (env, repeated):
         one.seed(5)
-    assert all(torch.equal(x, y) for x, y in zip(run(env, 20), run(again, 20)))
+    assert all(torch.equal(x, y) for x, y in zip(run(env, 20), run(repeated, 20)))
     state = env.get_state()
     expected = run(env, 10)
-    again.set_state(state)
-    assert all(torch.equal(x, y) for x, y in zip(run(again, 10), expected))
+    repeated.set_state(state)
+    assert all(torch.equal(x, y) for x, y in zip(run(repeated, 10), expected))
 
 
 def test_some_games_can_be_restarted():

@@ -178,8 +178,8 @@ class TestImages:
             np.testing.assert_array_equal(first, env.step(0)[0])
             corners.append(int(first[0, 0, 0]))
         assert len(set(corners)) > 3 and max(corners) <= 55
-        again = [int(env.reset(seed=0 if episode == 0 else None)[0][0, 0, 0]) for episode in range(12)]
-        assert again == corners
+        repeated = [int(env.reset(seed=0 if episode == 0 else None)[0][0, 0, 0]) for episode in range(12)]
+        assert repeated == corners
 
     def test_flips_follow_their_probabilities(self):
         shown = [run(FrameFlip(ImageEnv(), up, left))[0] for up, left in ((0, 0), (1, 0), (0, 1), (1, 1))]

@@ -129,8 +129,8 @@ class TestNoisyCorridor:
 
     def test_the_noise_follows_the_seed(self):
         env = NoisyCorridorEnv()
-        first, again, other = (env.reset(seed=seed)[0] for seed in (1, 1, 2))
-        assert np.array_equal(first, again) and not np.array_equal(first, other)
+        first, repeated, other = (env.reset(seed=seed)[0] for seed in (1, 1, 2))
+        assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
     def test_the_random_policy_matches_a_count_of_all_action_sequences(self):
         env = NoisyCorridorEnv(3, 2, 6)

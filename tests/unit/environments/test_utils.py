@@ -53,8 +53,8 @@ class TestCreateEnvironment:
 
     def test_environments_and_evaluation_have_their_own_random_streams(self):
         make = partial(create_environment, 'CartPole-v1', num_parallel_environments=2, nonparallel=True, seed=5)
-        training, again, evaluation = sequence(make()), sequence(make()), sequence(make(for_evaluation=True))
-        torch.testing.assert_close(training, again)
+        training, repeated, evaluation = sequence(make()), sequence(make()), sequence(make(for_evaluation=True))
+        torch.testing.assert_close(training, repeated)
         assert not torch.equal(training[0], evaluation[0]) and not torch.equal(training[0, 0], training[0, 1])
         unseeded = create_environment('CartPole-v1', num_parallel_environments=2, nonparallel=True)
         assert not torch.equal(sequence(unseeded), sequence(unseeded))

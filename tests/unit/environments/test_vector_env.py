@@ -315,9 +315,9 @@ class TestSeeds:
             first, _ = env.reset(seed=None if seed is None else environment_seeds(seed, 3))
             later = [env.step(np.zeros(3, int))[0] for _ in range(count)]
             state = env.get_states()
-            more = env.step(np.zeros(3, int))[0]
+            second = env.step(np.zeros(3, int))[0]
             env.set_states(state)
-            assert np.array_equal(more, env.step(np.zeros(3, int))[0])
+            assert np.array_equal(second, env.step(np.zeros(3, int))[0])
             env.close()
             return np.stack([first, *later])
 

@@ -414,8 +414,8 @@ def test_the_batch_info_refers_to_the_buffer():
     buffer.add_sequence(cell(torch.arange(40).reshape(20, 2)))
     batch, info = buffer.get_batch(5, 3)
     assert info.replay_buffer is buffer
-    again = buffer.get_field('small', info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1) + torch.arange(3))
-    assert torch.equal(again, batch['small'])
+    reread = buffer.get_field('small', info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1) + torch.arange(3))
+    assert torch.equal(reread, batch['small'])
 
 
 def test_a_conf_file_sets_its_arguments():

@@ -127,8 +127,8 @@ def test_a_run_resumes_with_its_inherited_bindings(load, write_conf, tmp_path):
     gin_utils.write_operative(str(tmp_path))
     (tmp_path / 'train/algorithm').mkdir(parents=True)
     (tmp_path / 'train/algorithm/ckpt-1').touch()
-    for again in (write_conf('heritage.Base.tau = 0.005\n'), None):
-        gin_utils.load(again, root_dir=str(tmp_path))
+    for conf_file in (write_conf('heritage.Base.tau = 0.005\n'), None):
+        gin_utils.load(conf_file, root_dir=str(tmp_path))
         assert Middle().tau == 0.005
     (tmp_path / 'conf/config.gin').unlink()
     gin_utils.load(write_conf('heritage.Base.tau = 0.005\n'), root_dir=str(tmp_path))

@@ -78,7 +78,7 @@ def test_the_layer_of_the_logits_can_be_chosen():
     zeros = (torch.zeros(5, 4), torch.zeros(5, 3))
     dist, noise = network(X, zeros)
     assert noise[1].shape == (5, 3) and bool(noise[1].any())
-    again, same = network(X, noise)
+    repeated, same = network(X, noise)
     assert [n.shape for n in same] == [(5, 4), (5, 3)]
     stack = network.make_parallel(2)
     assert all(p.opt_args == {'lr': 1.0} for n, p in stack.named_parameters() if n.endswith('weight'))

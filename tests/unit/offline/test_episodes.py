@@ -50,8 +50,8 @@ def test_many_steps_come_in_several_parts(monkeypatch):
 
 
 def test_steps_become_the_episodes_that_they_came_from():
-    again = from_steps(*steps_of(make()))
-    for original, restored in zip(make(), again):
+    round_trip = from_steps(*steps_of(make()))
+    for original, restored in zip(make(), round_trip):
         for x, y in zip(*[list(z.values()) if isinstance(z, dict) else [z] for z in (original, restored)]):
             assert np.array_equal(x, y)
 

@@ -100,9 +100,9 @@ def test_another_machine_works_in_its_own_folder_and_sends_new_files(tmp_path, m
     remote.stop()
     remote._execution.code = 143
     run_folder(run.root_dir, {'train/algorithm/ckpt-3': 'last'})
-    code, words, archive = remote.poll()
+    code, log_tail, archive = remote.poll()
     unpack(archive, target)
-    assert (code, words) == (143, 'the end') and files_of(target)['train/algorithm/ckpt-3'] == 'last'
+    assert (code, log_tail) == (143, 'the end') and files_of(target)['train/algorithm/ckpt-3'] == 'last'
     assert not os.path.exists(os.path.dirname(run.root_dir)), 'nothing is left on the other machine'
 
 

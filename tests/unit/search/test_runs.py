@@ -10,13 +10,13 @@ from alfx.search.run_process import Run
 from alfx.search.runs import ProcessExecution, log_tail
 
 
-@pytest.mark.parametrize('text, words', [
+@pytest.mark.parametrize('text, expected', [
     ('one\ntwo\n', 'two'), ('', ''), ('a\nConfError: x.gin:3: wrong\n  did you mean y?\n\n',
                                       'ConfError: x.gin:3: wrong\n  did you mean y?'),
     ('Traceback (most recent call last):\n  File "a"\nValueError: no\n  In call to configurable \'f\' (<f>)\n',
      'ValueError: no'), (' 10%|#\r 20%|##\rtorch.OutOfMemoryError: full', 'torch.OutOfMemoryError: full')])
-def test_the_log_tail_starts_at_the_last_error(text, words):
-    assert log_tail(text) == words
+def test_the_log_tail_starts_at_the_last_error(text, expected):
+    assert log_tail(text) == expected
 
 
 @pytest.fixture

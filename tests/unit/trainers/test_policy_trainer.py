@@ -346,8 +346,8 @@ def test_threads_and_precision_are_kept_when_the_run_is_started_again(tmp_path):
 def test_a_finished_run_that_is_started_again_does_nothing(tmp_path):
     before = parameters(run(tmp_path))
     rows = table(tmp_path)
-    again = run(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters(again)))
+    restarted = run(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(restarted)))
     assert table(tmp_path) == rows and steps(tmp_path) == [4, 8, 12]
 
 
@@ -515,8 +515,8 @@ def test_ranks_resume_with_their_common_progress(tmp_path):
     uninterrupted, seen = seen, []
     run(tmp_path / 'killed', Watching, stop_after=6, **settings)
     resumed = run(tmp_path / 'killed', Watching, **settings)
-    again = seen[7:]  # including the iteration after which it was killed
-    assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
+    repeated = seen[7:]  # including the iteration after which it was killed
+    assert repeated and repeated == uninterrupted[-len(repeated):] and repeated[0]['env_steps'] > 40
     assert resumed.progress() == 1.0
 
 

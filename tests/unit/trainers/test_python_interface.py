@@ -59,7 +59,7 @@ def test_a_policy_remembers_within_an_episode_and_forgets_with_reset(masked_run)
         return [policy.predict(observation) for _ in range(6)], [x.clone() for x in alfx.nest.flatten(policy._state)]
 
     first, memory = actions()
-    again, changed = actions()
+    repeated, changed = actions()
     assert any(not torch.equal(x, y) for x, y in zip(memory, changed))
     policy.reset()
     fresh, same = actions()
@@ -246,10 +246,10 @@ def test_a_program_that_cannot_be_imported_evaluates_itself(tmp_path, monkeypatc
 
 
 def test_evaluate_plays_the_chosen_number_of_episodes_reproducibly(masked_run):
-    result, again, other = (alfx.evaluate(masked_run, 3, 2, epsilon_greedy=1.0, random_seed=seed)
-                            for seed in (None, 1, 2))  # the seed of the run is 1
+    result, repeated, other = (alfx.evaluate(masked_run, 3, 2, epsilon_greedy=1.0, random_seed=seed)
+                               for seed in (None, 1, 2))  # the seed of the run is 1
     assert result.returns.shape == (3, ) and result.statistics()['episodes'] == 3
-    assert np.array_equal(result.returns, again.returns) and not np.array_equal(result.returns, other.returns)
+    assert np.array_equal(result.returns, repeated.returns) and not np.array_equal(result.returns, other.returns)
     assert str(result).startswith('return ') and gin_utils.config_str() == ''
 
 

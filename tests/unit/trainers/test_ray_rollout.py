@@ -299,16 +299,16 @@ def test_the_newest_step_is_last_for_the_learner_but_not_for_the_metrics():
     assert nest.unflatten(sent.structure, sent.leaves)['experience']['time_step']['step_type'].max() == 107
 
 
-@pytest.mark.parametrize('address, words', [
+@pytest.mark.parametrize('address, message', [
     ('ray://127.0.0.1:10001', 'machine of the cluster'), ('127.0.0.1:1', 'no Ray cluster answers')])
-def test_an_address_without_a_cluster_is_rejected_by_name(monkeypatch, address, words):
+def test_an_address_without_a_cluster_is_rejected_by_name(monkeypatch, address, message):
     import ray
     monkeypatch.setattr(ray, 'is_initialized', lambda: False)
     if '//' not in address:
         def refuse(**kwargs):
             raise ConnectionError('nobody answers')
         monkeypatch.setattr(ray, 'init', refuse)
-    with pytest.raises(ConfError, match=words) as caught:
+    with pytest.raises(ConfError, match=message) as caught:
         ray_cluster.connect('this', address)
     assert address in str(caught.value)
 

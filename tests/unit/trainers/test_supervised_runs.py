@@ -94,8 +94,9 @@ def test_evaluations_are_in_a_table_with_outlier_detection_scores(tmp_path):
 
 
 def test_the_checkpoint_with_the_best_measure_is_kept(tmp_path):
-    more = PARTICLES['more'] + '\nTrainerConfig.callbacks = (@KeepBestCheckpoint(),)\nTrainerConfig.eval_interval = 1\n'
-    train(tmp_path, 'run', name=PARTICLES['name'], more=more + 'KeepBestCheckpoint.metric = "test_nll"\n'
+    bindings = (PARTICLES['more'] + '\nTrainerConfig.callbacks = (@KeepBestCheckpoint(),)\n'
+                'TrainerConfig.eval_interval = 1\n')
+    train(tmp_path, 'run', name=PARTICLES['name'], more=bindings + 'KeepBestCheckpoint.metric = "test_nll"\n'
           'KeepBestCheckpoint.mode = "min"')
     losses = [float(row['test_nll']) for row in table(tmp_path / 'run/eval/progress.csv')]
     assert len(losses) == 4

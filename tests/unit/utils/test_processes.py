@@ -56,11 +56,11 @@ def test_a_process_is_killed_when_its_parent_has_died(tmp_path, parent):
     assert not processes.is_orphan()
 
 
-@pytest.mark.parametrize('code, words', [
+@pytest.mark.parametrize('code, expected', [
     (-9, 'was killed by SIGKILL (often out of memory)'), (-11, 'was killed by SIGSEGV'),
     (3, 'ended with exit code 3'), (None, 'does not respond any more'), (-40, 'was killed by signal 40')])
-def test_how_a_process_ended_in_words(code, words):
-    assert describe_exit(code) == words
+def test_how_a_process_ended_in_words(code, expected):
+    assert describe_exit(code) == expected
 
 
 def test_a_lost_process_is_reported_with_its_log_tail():
@@ -138,11 +138,11 @@ def send_messages(send, how):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize('how, ending, words', [
+@pytest.mark.parametrize('how, ending, log_tail', [
     ('returns', 'ended with exit code 0', 'about to end'), ('raises', 'ended with exit code 1', 'ValueError: no way'),
     ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
     ('is killed', 'was killed by SIGKILL (often out of memory)', 'about to end')])
-def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
+def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, log_tail, caplog):
     child = MessagingProcess(send_messages, (how, ), 'test process')
     messages = []
     wait_for(lambda: child.exitcode is not None)
@@ -151,7 +151,7 @@ def test_the_log_tail_is_an_error_a_fault_or_the_end_of_the_log(how, ending, wor
     child.end(0.0)
     assert messages == [('number', 3)] and caplog.messages == ['test process: about to end']
     assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its log ends with:\n')
-    assert words in lost.log_tail
+    assert log_tail in lost.log_tail
     assert not os.path.exists(child._fault_file)
 
 
