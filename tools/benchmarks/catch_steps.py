@@ -67,13 +67,13 @@ def main() -> None:
     rows: list[tuple[Any, ...]] = []
     for name in args.algorithms:
         total = length_of(name)
-        alfx = [alfx_steps(name, seed) for seed in range(args.seeds)]
+        alfx_counts = [alfx_steps(name, seed) for seed in range(args.seeds)]
         bare = [bare_catch_loops.LOOPS[name](seed, total) for seed in range(args.seeds)]
-        rows.append((name, statistics.median(alfx), statistics.median(bare), alfx, bare))
+        rows.append((name, statistics.median(alfx_counts), statistics.median(bare), alfx_counts, bare))
         print(rows[-1], flush=True)
     print('\n| algorithm | alfx | bare loop | ratio |\n| --- | ---: | ---: | ---: |')
-    for name, our_median, bare_median, alfx, bare in rows:
-        print(f'| {name} | {our_median:,.0f} ({min(alfx):,} to {max(alfx):,}) '
+    for name, our_median, bare_median, alfx_counts, bare in rows:
+        print(f'| {name} | {our_median:,.0f} ({min(alfx_counts):,} to {max(alfx_counts):,}) '
               f'| {bare_median:,.0f} ({min(bare):,} to {max(bare):,}) | {our_median / bare_median:.2f} |')
 
 
