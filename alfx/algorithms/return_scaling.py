@@ -28,9 +28,11 @@ class DiscountedReturnScaling(DataTransformer):
     Args:
         observation_spec: nest of specs of the observation.
         gamma: discount of G; usually the discount of the critics' loss.
-        max_return: largest absolute value of the scaled G; ``None``: divide by the standard deviation only.
+        max_return: largest absolute value of the scaled G; ``None``: divide by the standard deviation, or by
+            ``max|G|`` while the standard deviation is less than a thousandth of it.
     """
 
+    changes_rewards = True
     _largest: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec = (), gamma: Fraction = 0.99,
@@ -59,7 +61,9 @@ class DiscountedReturnScaling(DataTransformer):
         return experience._replace(time_step=time_step._replace(reward=time_step.reward / self._scale()))
 
     def _scale(self) -> Tensor:
-        scale = self._stats.moments()[1].sqrt()
+        deviation = self._stats.moments()[1].sqrt()
         if self._max_return is not None:
-            scale = torch.maximum(scale, self._largest / self._max_return)
-        return scale.clamp(min=1e-6)
+            scale = torch.maximum(deviation, self._largest / self._max_return)
+        else:  # equal returns, such as the first ones of a run, have no deviation to divide by
+            scale = torch.where(deviation > 1e-3 * self._largest, deviation, self._largest)
+        return torch.where(scale > 0, scale, 1.0)

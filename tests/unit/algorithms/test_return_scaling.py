@@ -94,6 +94,18 @@ def test_a_loaded_transformer_continues_with_the_same_numbers():
     assert torch.equal(found, expected[25:])
 
 
+@pytest.mark.parametrize('batch', [1, 3])
+def test_equal_returns_without_a_bound_are_divided_by_their_size(batch):
+    steps = TimeStep(step_type=torch.tensor([[0], [1], [1]], dtype=torch.int32).expand(3, batch),
+                     reward=torch.full((3, batch), 20.0), discount=torch.ones(3, batch))
+    transformer = DiscountedReturnScaling(gamma=GAMMA, max_return=None)
+    with context.rollout_context():
+        rewards, returns, _ = run(transformer, steps)
+    torch.testing.assert_close(returns[:2, 0], torch.tensor([0.0, 20.0]))
+    torch.testing.assert_close(rewards[:2], torch.tensor([[20.0], [1.0]]).expand(2, batch))  # no return yet, then 20
+    torch.testing.assert_close(rewards[2, 0], torch.tensor(20.0 / 9.0))  # returns 20 and 38: a deviation of 9
+
+
 def test_rewards_of_zero_stay_zero():
     transformer, steps = DiscountedReturnScaling(), random_steps()
     with context.rollout_context():
