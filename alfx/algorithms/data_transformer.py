@@ -50,6 +50,7 @@ class DataTransformer(ModuleWithSpecs):
     must_be_first = False  # no other transformer may come before this one
     changes_time_steps = True  # transformers that look into the replay buffer have to come before this one
     changes_experience = True  # returns other tensors than the replay buffer does
+    changes_rewards = False
     stacked_fields: Sequence[str] = ()  # paths in the observation that a FrameStacker stacks
     has_action_mask = False  # provides a mask of valid actions
     goal_fields: Sequence[str] = ()  # paths in the observation of the goals compared and relabelled in hindsight
@@ -486,6 +487,8 @@ class RewardTransformer(SimpleDataTransformer):
         observation_spec: nest of specs of the observation.
     """
 
+    changes_rewards = True
+
     def __init__(self, observation_spec: NestedTensorSpec = ()) -> None:
         super().__init__(observation_spec)
 
@@ -526,6 +529,8 @@ class SqilReward(SimpleDataTransformer):
         offline: reward for arriving at a step of a dataset.
         online: reward for arriving at a collected step.
     """
+
+    changes_rewards = True
 
     def __init__(self, observation_spec: NestedTensorSpec = (), offline: float = 1.0, online: float = 0.0) -> None:
         super().__init__(observation_spec)

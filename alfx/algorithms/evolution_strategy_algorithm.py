@@ -19,7 +19,6 @@ from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest, summary
 from alfx.config import TrainerConfig
-from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.algorithms.evolution.population import play_population
@@ -153,7 +152,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                                         f'is not supported by {self._name}, whose members act', 'remove it, and train '
                                         'in several processes: --num_processes 2')])
         changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
-                           if isinstance(t, RewardTransformer)]
+                           if getattr(t, 'changes_rewards', False)]
         if changes_rewards:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {changes_rewards[0]}, but '
                                         f'{self._name} maximizes the returns of the environment', 'remove it: the '

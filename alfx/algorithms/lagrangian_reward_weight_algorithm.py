@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.transformers.environment_rewards import environment_reward, require_environment_rewards
 from alfx.config import TrainerConfig
-from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import Positive, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, TensorSpec
@@ -119,13 +119,8 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         Raises:
             ConfError: a data transformer changes rewards and none keeps the original time step.
         """
-        transformers = [] if config.data_transformer is None else list(config.data_transformer.modules())
-        changes = [type(t).__name__ for t in transformers if isinstance(t, RewardTransformer)]
-        if changes and not any(isinstance(t, UntransformedTimeStep) for t in transformers):
-            raise gin_utils.ConfError([problem_at(
-                'TrainerConfig', 'data_transformer_ctor', f'changes the rewards by {", ".join(changes)}, but '
-                f'{type(self).__name__} compares rewards of the environment with its thresholds',
-                'put @UntransformedTimeStep first in the list')])
+        require_environment_rewards(config, f'{type(self).__name__} compares rewards of the environment with its '
+                                    'thresholds')
 
     # Steps -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +130,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
         """Return the untransformed rewards ``[B, K]`` of ``inputs`` in ``info``, a ``LagInfo``."""
-        return AlgStep(info=LagInfo(rollout_reward=_environment_reward(inputs)))
+        return AlgStep(info=LagInfo(rollout_reward=environment_reward(inputs)))
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
         """Adjust the weights by the rewards of the last unroll.
@@ -166,11 +161,6 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
                 for k, (weight, reward) in enumerate(zip(self.reward_weights, mean_reward)):
                     summary.scalar(f'weight{k}', weight)
                     summary.scalar(f'reward{k}', reward)
-
-
-def _environment_reward(time_step: TimeStep) -> Tensor:
-    raw = time_step.untransformed
-    return raw.reward if isinstance(raw, TimeStep) else time_step.reward
 
 
 def _checked_weights(name: str, reward_spec: TensorSpec, thresholds: Sequence[float | None],
@@ -249,7 +239,7 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
         """Update the average with the untransformed rewards ``[B, K]`` of ``inputs``."""
-        rewards = _environment_reward(inputs)[inputs.step_type != StepType.FIRST]
+        rewards = environment_reward(inputs)[inputs.step_type != StepType.FIRST]
         if len(rewards):
             self._averager.train()
             with context.rollout_context():  # averagers are frozen in evaluation, but this one averages evaluations

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
 from alfx.algorithms.bootstrapped_algorithm import Rows
-from alfx.config import TrainerConfig
+from alfx.algorithms.data_transformer import RewardScaling
 from alfx.algorithms.ddpg_algorithm import DdpgCriticInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
+from alfx.algorithms.transformers.environment_rewards import environment_reward, require_environment_rewards
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, configurable, problem_at, takes_arguments_of
 from alfx.networks.sale_networks import EmbeddedCritic, SaleActorNetwork, SaleCriticNetwork, SaleEncoder
@@ -135,6 +137,17 @@ class Td7Algorithm(Td3Algorithm):
             self._kept_policy = nn.ModuleList(network.copy() for network in acting)
             self._keep_policy = _Snapshot(acting, list(self._kept_policy))
 
+    def check_config(self, config: TrainerConfig) -> None:
+        """Reject rewards whose scale changes during the run, with ``policy_checkpoints``.
+
+        Raises:
+            ConfError: a data transformer other than ``RewardScaling`` changes rewards.
+        """
+        super().check_config(config)
+        if self._checkpoints is not None:
+            require_environment_rewards(config, f'{type(self).__name__}.policy_checkpoints compares returns of the '
+                                        'environment', allowed=(RewardScaling, ))
+
     # Acting ----------------------------------------------------------------------------------------------------
 
     def _acting_networks(self) -> list[Any]:
@@ -159,7 +172,7 @@ class Td7Algorithm(Td3Algorithm):
     def _assess(self, checkpoints: PolicyCheckpoints, inputs: TimeStep) -> None:
         count = len(inputs.step_type)
         if count == 1:
-            if checkpoints.observe(int(inputs.step_type), float(inputs.reward)):
+            if checkpoints.observe(int(inputs.step_type), float(environment_reward(inputs))):
                 self._keep_policy()
         elif (inputs.step_type != StepType.FIRST).any():  # specs are found by a call on several first steps
             raise ConfError([problem_at(type(self).__name__, 'policy_checkpoints', f'needs one environment, found '

@@ -15,6 +15,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardClipping, SequentialDataTransformer, UntransformedTimeStep
 from alfx.algorithms.lagrangian_reward_weight_algorithm import (LagInfo, LagrangianPredRewardWeightAlgorithm,
                                                                 LagrangianRewardWeightAlgorithm)
+from alfx.algorithms.return_scaling import DiscountedReturnScaling
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import TensorSpec
@@ -128,8 +129,9 @@ def test_transformed_rewards_without_the_environments_own_are_rejected():
         algorithm = make(cls=cls)
         algorithm.check_config(config())
         algorithm.check_config(config([UntransformedTimeStep, RewardClipping]))
-        with pytest.raises(gin_utils.ConfError, match='changes the rewards by RewardClipping'):
-            algorithm.check_config(config([RewardClipping]))
+        for transformer in (RewardClipping, DiscountedReturnScaling):
+            with pytest.raises(gin_utils.ConfError, match=f'changes the rewards by {transformer.__name__}'):
+                algorithm.check_config(config([transformer]))
 
 
 def test_learning_from_evaluations_needs_evaluations_in_this_process():

@@ -11,10 +11,14 @@ from helpers.deterministic_agents import make_agent as make_deterministic_agent
 from alfx import context
 from alfx.algorithms import td7_algorithm
 from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
+from alfx.algorithms.data_transformer import (RewardNormalizer, RewardScaling, SequentialDataTransformer,
+                                              UntransformedTimeStep)
+from alfx.algorithms.return_scaling import DiscountedReturnScaling
 from alfx.algorithms.td7_algorithm import Td7Algorithm
-from alfx.data_structures import StepType
+from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.networks.sale_networks import SaleActorNetwork, SaleCriticNetwork, SaleEncoder
+from alfx.tensor_specs import TensorSpec
 from alfx.trainers.reset_networks import ResetNetworks
 
 make_agent = partial(
@@ -161,6 +165,34 @@ def test_resetting_the_networks_does_not_change_the_saved_policy():
 def test_settings_that_do_not_suit_are_rejected_by_name(change, message):
     with pytest.raises(ConfError, match=message):
         make_agent(policy_checkpoints=PolicyCheckpoints(), **change)
+
+
+def test_policies_are_compared_by_rewards_of_the_environment():
+    agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
+    policy, rewards = agent.policy, []
+    checkpoints = SimpleNamespace(observe=lambda step_type, reward: rewards.append(reward))
+    time_step = TimeStep(step_type=torch.tensor([1]), reward=torch.tensor([7.0]))
+    policy._assess(checkpoints, time_step)
+    policy._assess(checkpoints, time_step._replace(reward=torch.tensor([0.1]), untransformed=time_step))
+    assert rewards == [7.0, 7.0]
+
+
+@pytest.mark.parametrize('transformers, changed', [
+    ([RewardNormalizer], 'RewardNormalizer'), ([RewardScaling, DiscountedReturnScaling], 'DiscountedReturnScaling'),
+    ([RewardScaling], None), ([UntransformedTimeStep, RewardNormalizer], None)])
+def test_rewards_of_a_changing_scale_are_rejected(transformers, changed):
+    spec = TensorSpec((3, ))
+    context.set_run_specs(spec, spec, (), TensorSpec(()))
+    transformer = SequentialDataTransformer([partial(t, scale=0.1) if t is RewardScaling else t for t in transformers],
+                                            spec)
+    config = SimpleNamespace(data_transformer=transformer)
+    for checkpoints in (None, PolicyCheckpoints()):
+        policy = make_agent(policy_checkpoints=checkpoints)[0].policy
+        if checkpoints is None or changed is None:
+            policy.check_config(config)
+        else:
+            with pytest.raises(ConfError, match=f'changes the rewards by {changed}, but Td7Algorithm.policy'):
+                policy.check_config(config)
 
 
 @pytest.mark.parametrize('random_steps', [0, 1000])
