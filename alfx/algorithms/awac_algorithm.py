@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alfx import norm_layers
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights
 from alfx.algorithms.sac.actions import Choice
@@ -66,7 +67,8 @@ class AwacAlgorithm(SacAlgorithm):
     @torch.no_grad()
     def _weights(self, rows: Rows, details: Choice, state: Any) -> tuple[Tensor, Any]:
         """Compute the weights ``[N]``, and the state of the critics for the policy's actions."""
-        taken, _ = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
-        own, actor_state = self._critic_networks((rows.observation, details.continuous), state.actor)
+        with norm_layers.running_statistics():  # statistics of two batches would remove the mean of the advantages
+            taken, _ = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
+            own, actor_state = self._critic_networks((rows.observation, details.continuous), state.actor)
         advantage = self._actor_value(taken) - self._actor_value(own)
         return advantage_weights(advantage, self._temperature, self._max_weight), actor_state

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alfx import nest
+from alfx import nest, norm_layers
 from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
 from alfx.algorithms.base.exploration_noise import ActionBounds
@@ -158,7 +158,8 @@ class CqlAlgorithm(SacAlgorithm):
         actions, log_density = self._sampled_actions_of(rows.of(details.distribution))
         count = 2 * self._num_samples
         repeated = nest.map_structure(lambda x: _repeated(x, count), (observation, critics_state))
-        sampled, _ = self._critic_networks((repeated[0], actions), repeated[1])
+        with norm_layers.running_statistics():  # those of the data
+            sampled, _ = self._critic_networks((repeated[0], actions), repeated[1])
         sampled, taken = (critic_values.weighted_sum(x, self._reward_weights) for x in (sampled, values))
         sampled = sampled.unflatten(0, (count, -1))
         if self._calibrated:

@@ -20,11 +20,13 @@ from alfx.gin_utils import ConfError
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork, CriticRNNNetwork
+from alfx.norm_layers import BatchNorm
 
 SMALL = dict(actor_network_ctor=partial(ActorNetwork, fc_layer_params=(16, )),
              critic_network_ctor=partial(CriticNetwork, joint_fc_layer_params=(16, )))
 MEMORY = dict(actor_network_ctor=partial(ActorRNNNetwork, fc_layer_params=(16, ), lstm_hidden_size=(8, )),
               critic_network_ctor=partial(CriticRNNNetwork, joint_fc_layer_params=(16, ), lstm_hidden_size=(8, )))
+NORMALIZED = partial(CriticNetwork, joint_fc_layer_params=(16, ), norm=BatchNorm)
 ALGORITHMS = {
     'causal bc': (partial(CausalBcAlgorithm, actor_network_cls=partial(ActorNetwork, fc_layer_params=(16, ))),
                   'continuous'),
@@ -34,6 +36,8 @@ ALGORITHMS = {
     'cql': (partial(CqlAlgorithm, num_sampled_actions=2), 'continuous'),
     'cql, vector reward': (partial(CqlAlgorithm, num_sampled_actions=2), 'vector reward'),
     'cql, nested': (partial(CqlAlgorithm, num_sampled_actions=2), 'nested action'),
+    'awac, batch norm': (partial(AwacAlgorithm, critic_network_cls=NORMALIZED), 'continuous'),
+    'cql, batch norm': (partial(CqlAlgorithm, num_sampled_actions=2, critic_network_cls=NORMALIZED), 'continuous'),
     'discrete cql': (DiscreteCqlAlgorithm, 'discrete'),
     'discrete cql, vector reward': (DiscreteCqlAlgorithm, 'vector reward, discrete'),
     'td3+bc with memory': (partial(Td3BcAlgorithm, critic_penalty=0.1, **MEMORY), 'recurrent'),
@@ -64,6 +68,20 @@ def test_it_trains_on_a_dataset_with_and_without_collected_data(name, unroll_len
     assert all(torch.isfinite(x).all() for x in now.values())
     kinds = [part for part in ('actor', 'critic', 'discriminator') if any(part in x.lower() for x in before)]
     assert kinds and all(any(part in x.lower() for x in changed) for part in kinds)
+
+
+@pytest.mark.parametrize('name', ['awac, batch norm', 'cql, batch norm'])
+def test_only_values_of_stored_actions_use_statistics_of_the_batch(name, tmp_path):
+    agent, calls = agent_of(name, tmp_path), set()
+
+    def record(module, inputs, output):
+        calls.add((len(output), context.normalizes_by_batch(), torch.is_grad_enabled()))
+
+    for module in agent._rl_algorithm._critic_networks.modules():
+        if isinstance(module, BatchNorm):
+            module.register_forward_hook(record)
+    agent.train_iter()
+    assert {call for call in calls if call[1]} == {(8, True, True)} < calls
 
 
 @pytest.mark.parametrize('name', ['causal bc', 'rebrac', 'awac', 'cql', 'discrete cql'])
