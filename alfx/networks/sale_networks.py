@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from alfx import nest
 from alfx.gin_utils import Count, configurable, register_function
 from alfx.layers.weights import Activation
 from alfx.nest.utils import NestConcat
@@ -20,7 +21,7 @@ from alfx.networks.actor_networks import ActorNetworkBase
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.math_ops import identity
 
 
@@ -43,13 +44,16 @@ class SaleEncoder(Network):
         name: name of the network.
 
     Raises:
-        SpecError: the encoder does not support the observation or the action.
+        SpecError: the observation contains images, or the encoder does not support it or the action.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, embedding_size: Count = 256,
                  fc_layer_params: Sequence[Count] = (256, 256), activation: Activation = F.elu,
                  name: str = 'SaleEncoder'):
         super().__init__((observation_spec, action_spec), (), name)
+        if any(leaf.ndim == 3 for leaf in nest.flatten(observation_spec)):
+            raise SpecError(f'{name}: expected vectors, found an image; encode images with '
+                            'Agent.representation_learner_cls = @EncodingAlgorithm')
         layers: dict[str, Any] = dict(fc_layer_params=fc_layer_params, activation=activation,
                                       last_layer_size=embedding_size)
         self._of_state = EncodingNetwork(observation_spec, last_activation=avg_l1_norm, name=f'{name}.state', **layers)

@@ -314,6 +314,7 @@ def test_model_training_ends_when_held_out_error_stops_improving(monkeypatch):
     (dict(agent_args=dict(intrinsic_reward_module=partial(ICMAlgorithm, hidden_size=4))),
      'intrinsic_reward_module = ICMAlgorithm'),
     (dict(environment='recurrent'), 'rl_algorithm_cls creates a recurrent SacAlgorithm'),
+    (dict(policy_args=dict(rollout_noise_correlation=0.5)), 'SacAlgorithm, or one with repeated or correlated noise'),
     (dict(algorithm=on_policy), 'an on-policy algorithm'),
     (dict(algorithm=partial(PPOAlgorithm, **on_policy.keywords)), 'creates PPOAlgorithm, an on-policy algorithm')])
 def test_incompatible_settings_are_rejected_before_the_first_step(arguments, message):

@@ -350,6 +350,12 @@ def test_discrete_actions_are_rejected():
         Td7Algorithm(OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 2), config=None, **SMALL)
 
 
+@pytest.mark.parametrize('spec', [TensorSpec((3, 8, 8)), {'camera': TensorSpec((3, 8, 8)), 'joints': OBSERVATION}])
+def test_images_are_rejected_with_advice(spec):
+    with pytest.raises(SpecError, match='SaleEncoder: expected vectors, found an image; .*@EncodingAlgorithm'):
+        Td7Algorithm(spec, ACTION, config=None, **SMALL)
+
+
 def test_structures_of_observations_are_concatenated():
     spec = {'a': TensorSpec((3, )), 'b': TensorSpec((2, ))}
     rl = Td7Algorithm(spec, ACTION, config=None, **SMALL)
