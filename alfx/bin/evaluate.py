@@ -19,8 +19,8 @@ PARSER = flags.Parser(__file__, __doc__, flags.RUN)
 PARSER.add('num_episodes N', 'number of episodes, over all environments', number(int, 1), 20)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
 PARSER.add('mode both|greedy|sampled', 'take the most likely action (greedy), sample actions, or evaluate both ways '
-           '(only greedy for value-based algorithms, which have no action distribution); --epsilon_greedy overrides '
-           'this', default='both')
+           '(only greedy for value-based algorithms, which have no action distribution). --epsilon_greedy overrides '
+           'this, and TrainerConfig.epsilon_greedy overrides both', default='both')
 PARSER.add('json FILE', 'write the results to this file as JSON; with - print only JSON to stdout')
 policy_flags.define_reference_flag(PARSER)
 policy_flags.define_policy_flags(PARSER)
@@ -52,7 +52,7 @@ def main() -> int:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         if FLAGS.json != '-':
             print(f'checkpoint {results["checkpoint_step"]}', flush=True)
-        for name, epsilon_greedy in _modes(algorithm):
+        for name, epsilon_greedy in _modes(algorithm, config.epsilon_greedy):
             results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
                                       reference or policy_flags.reference_returns_of_run(root_dir))
     if FLAGS.json is not None:
@@ -75,10 +75,13 @@ def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
         _write_json(results)
 
 
-def _modes(algorithm: Any) -> list[tuple[str, float]]:
+def _modes(algorithm: Any, epsilon_of_conf: float) -> list[tuple[str, float]]:
     """Return the name and the ``epsilon_greedy`` of each evaluation."""
-    if FLAGS.epsilon_greedy is not None:
-        return [(f'epsilon_greedy={FLAGS.epsilon_greedy:g}', FLAGS.epsilon_greedy)]
+    epsilon = FLAGS.epsilon_greedy
+    if epsilon is None and epsilon_of_conf and FLAGS.mode == 'both':
+        epsilon = epsilon_of_conf
+    if epsilon is not None:
+        return [(f'epsilon_greedy={epsilon:g}', epsilon)]
     modes = [('greedy', 0.0), ('sampled', 1.0)]
     if FLAGS.mode == 'both' and any(hasattr(part, 'exploration_rate') for part in algorithm.modules()):
         return modes[:1]  # sampled actions would be uniformly random

@@ -39,6 +39,8 @@ def main() -> int:
     step = policy_flags.checkpoint_step_from_flags()
     policy_flags.check_run_folder(root_dir)
     devices.use_device(devices.find_device('cpu'))
+    # ONNX Runtime computes in float32 on CPUs
+    FLAGS.gin_param = [*FLAGS.gin_param, 'TrainerConfig.enable_amp = False']
     flags.conf_from_flags(root_dir, same_run=False)
     env, algorithm = playing.make_policy(root_dir, 1, epsilon_greedy=0.0)
     with env:

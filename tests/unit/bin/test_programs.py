@@ -93,6 +93,22 @@ def test_evaluation_reports_both_ways_of_acting_as_json(run):
         assert result[mode]['ci95_return'] > 0
 
 
+def test_evaluation_samples_actions_as_often_as_the_conf_says(run):
+    arguments = ('evaluate', '--root_dir', run[0], '--num_episodes', '1', '--conf_param',
+                 'TrainerConfig.epsilon_greedy=0.25', '--json', '-')
+    assert set(json.loads(program(*arguments).stdout)) - {'root_dir', 'checkpoint_step'} == {'epsilon_greedy=0.25'}
+    assert 'sampled' in json.loads(program(*arguments, '--mode', 'sampled').stdout)
+
+
+def test_a_policy_trained_in_bfloat16_is_exported_in_float32(run, tmp_path):
+    pytest.importorskip('onnxscript')
+    pytest.importorskip('onnxruntime')
+    path = tmp_path / 'policy.onnx'
+    program('export', '--root_dir', run[0], '--output', str(path), '--num_steps', '5', '--conf_param',
+            'TrainerConfig.enable_amp=True')
+    assert path.stat().st_size > 0
+
+
 def test_the_return_of_a_single_episode_has_no_spread(run):
     output = program('evaluate', '--root_dir', run[0], '--num_episodes', '1').stdout
     assert re.search(r'^greedy: return [\d.]+, length [\d.]+, 1 episode$', output, re.MULTILINE)
