@@ -33,7 +33,9 @@ def reduce_loss(loss_info: LossInfo, masks: torch.Tensor | None = None, weight: 
     if isinstance(loss, torch.Tensor):
         if masks is not None and loss.shape != masks.shape:
             raise ValueError(f'calc_loss: expected a loss of shape [T, B] = {list(masks.shape)}, found '
-                             f'{list(loss.shape)}; sum over the other dimensions first')
+                             f'{list(loss.shape)}; ' + (
+                                 'sum over the other dimensions first' if loss.ndim else
+                                 'return one loss per step, or a scalar as scalar_loss'))
         if masks is not None:
             loss = loss * masks
         if isinstance(importance_weights, torch.Tensor):

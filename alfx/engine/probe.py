@@ -53,6 +53,9 @@ def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
         SpecError: the action or the state returned does not match its spec.
     """
     alg_step = _rollout_step(algorithm, step_spec)
+    if not isinstance(alg_step, AlgStep):
+        raise SpecError(f'{algorithm.name}.rollout_step: expected an AlgStep, found a {type(alg_step).__name__}; '
+                        'return AlgStep(output=action, state=state, info=info)')
     _check(alg_step.output, algorithm.action_spec, f'the action of {algorithm.name}.rollout_step')
     _check(alg_step.state, algorithm.rollout_state_spec, f'the state of {algorithm.name}.rollout_step')
     return extract_spec(alg_step.info)

@@ -37,10 +37,7 @@ class SequenceLosses:
         independent = self._settings.temporally_independent_train_step if self._settings is not None else None
         if independent is None:
             independent = self._algorithm.capabilities.trains_sequences_at_once
-        train_info = compute_train_info(self._algorithm, experience, independent, offline)
-        if self.train_info_spec is None:
-            self.train_info_spec = extract_spec(train_info, from_dim=2)
-        return train_info
+        return self._described(compute_train_info(self._algorithm, experience, independent, offline))
 
     def collected(self, experience: Experience) -> Losses:
         """Losses of collected experience ``[T, B, ...]``."""
@@ -67,10 +64,18 @@ class SequenceLosses:
 
     def unroll_with_info(self, unroll: tuple[NestedTensor, Experience]) -> Losses:
         """Losses of an unroll whose infos ``[T + 1, B, ...]`` have been computed while it was collected."""
+        self._described(unroll[0])
         return self._masked(*unroll, bootstraps=True)
 
+    def _described(self, train_info: NestedTensor) -> NestedTensor:
+        if self.train_info_spec is None:
+            self.train_info_spec = extract_spec(train_info, from_dim=2)
+        return train_info
 
     def _masked(self, train_info: NestedTensor, experience: Experience, bootstraps: bool) -> Losses:
-        loss_info, masks = masked_loss(self._algorithm.calc_loss(train_info), experience.time_step.step_type,
-                                       bootstraps)
+        loss_info = self._algorithm.calc_loss(train_info)
+        if not isinstance(loss_info, LossInfo):
+            raise TypeError(f'{type(self._algorithm).__name__}.calc_loss: expected a LossInfo, found a '
+                            f'{type(loss_info).__name__}; return LossInfo(loss=...)')
+        loss_info, masks = masked_loss(loss_info, experience.time_step.step_type, bootstraps)
         return loss_info, masks, train_info

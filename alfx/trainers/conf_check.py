@@ -108,7 +108,7 @@ def check(root_dir: str, conf_file: str = '', callbacks: Sequence[Any] = ()) -> 
     if algorithm.train_info_spec is not None:
         yield from nested_spec_lines('train info', algorithm.train_info_spec)
     else:
-        yield 'note: no update was made, so that mistakes in the losses are not found'
+        yield 'note: no update was made, so the losses were not checked'
 
 
 _UNROLLED, _UPDATES = 10, 2  # an agent that repeats its actions stores fewer decisions than steps

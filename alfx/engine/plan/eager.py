@@ -2,6 +2,7 @@
 
 All other plans are verified against this one.
 """
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from alfx.engine.plan.program import copied
 from alfx.experience_replayers.batch_reader import StaticBatch
 from alfx.tensor_specs import NestedTensor
 
+logger = logging.getLogger(__name__)
 Losses = Callable[[Any], tuple[LossInfo, Tensor | None, NestedTensor]]
 
 
@@ -98,7 +100,7 @@ class Eager:
     supports_static_batches = accepts_static_batches = False
 
     def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+        self.objective, self._warns = objective, True
 
     def gradients(self, batch: Batch) -> Computed:
         """Store the gradients in the ``grad`` of the parameters, ``None`` for a parameter that the loss does not depend
@@ -119,6 +121,10 @@ class Eager:
             param.grad = None
         if total.requires_grad:
             (total if objective.scaled is None else objective.scaled(total)).backward()
+        elif objective.params and self._warns:
+            self._warns = False
+            logger.warning('%s: the loss does not depend on any trained parameter, so the update changes nothing; was '
+                           'it detached, or computed under torch.no_grad()?', objective.name)
         loss_info = loss_info._replace(loss=total.detach())
         if is_recording:
             loss_info = loss_info._replace(extra=masked_means(loss_info.extra, masks))

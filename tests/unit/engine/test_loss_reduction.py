@@ -1,4 +1,5 @@
 """Reduction of losses, the gradient update, and what happens when a loss is not finite."""
+from functools import partial
 from unittest import mock
 
 from helpers import agents
@@ -7,13 +8,20 @@ import torch
 from torch import nn
 
 from alfx import context
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
+from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import BatchInfo, LossInfo, StepType, valid_masks
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.loss_reduction import masked_loss, masked_means, reduce_loss
+from alfx.environments.suite_unittest import PolicyUnittestEnv
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import SGD, Adam
+from alfx.tensor_specs import SpecError
 
 
 class Linear(Algorithm):
@@ -43,6 +51,62 @@ def test_weights_multiply_importance_weights_and_scalar_losses_are_added():
 def test_a_loss_of_the_wrong_shape_is_rejected_with_both_shapes():
     with pytest.raises(ValueError, match=r'\[T, B\] = \[2, 2\], found \[2, 2, 3\]'):
         reduce_loss(LossInfo(loss=torch.zeros(2, 2, 3)), torch.ones(2, 2))
+
+
+def test_a_mean_instead_of_losses_of_steps_is_rejected_with_advice():
+    with pytest.raises(ValueError, match=r'\[2, 2\], found \[\]; return one loss per step, or a scalar as scalar_loss'):
+        reduce_loss(LossInfo(loss=torch.zeros(())), torch.ones(2, 2))
+
+
+class ReturningTensor(ActorCriticAlgorithm):
+    """An algorithm that returns its losses without a LossInfo."""
+
+    def calc_loss(self, info):
+        return super().calc_loss(info).loss
+
+
+class ReturningAction(ActorCriticAlgorithm):
+    """An algorithm that returns an action without an AlgStep."""
+
+    def rollout_step(self, inputs, state):
+        return super().rollout_step(inputs, state).output
+
+
+class Detached(ActorCriticAlgorithm):
+    """An algorithm whose losses have no gradient."""
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss.detach())
+
+
+def make(cls):
+    """Return an actor-critic algorithm of a class as the root of a run."""
+    env = PolicyUnittestEnv(batch_size=4, episode_length=5)
+    env.reset()
+    layers = dict(fc_layer_params=(8, ))
+    algorithm = cls(env.observation_spec(), env.action_spec(), env.reward_spec(), loss_class=ActorCriticLoss, env=env,
+                    actor_network_ctor=partial(ActorDistributionNetwork, **layers), optimizer=Adam(lr=1e-2),
+                    value_network_ctor=partial(ValueNetwork, **layers),
+                    config=TrainerConfig(root_dir='', algorithm_ctor=cls, unroll_length=6, mini_batch_size=8))
+    algorithm.set_path('')
+    algorithm.finalize()
+    return algorithm
+
+
+@pytest.mark.parametrize('cls, error, message', [
+    (ReturningTensor, TypeError, r'ReturningTensor.calc_loss: expected a LossInfo, found a Tensor; return LossInfo'),
+    (ReturningAction, SpecError, r'rollout_step: expected an AlgStep, found a Tensor; return AlgStep\(output=action')])
+def test_results_of_another_type_are_rejected_by_name(cls, error, message):
+    with pytest.raises(error, match=message):
+        make(cls).train_iter()
+
+
+def test_a_loss_without_gradient_is_reported_once(caplog):
+    algorithm = make(Detached)
+    for _ in range(3):
+        algorithm.train_iter()
+    assert caplog.text.count('the loss does not depend on any trained parameter') == 1
 
 
 def test_no_loss_at_all_is_rejected():
