@@ -66,6 +66,8 @@ def test_a_resumed_run_continues_the_schedule():
     (lambda: LinearScheduler('percents', [(0, 1)]), 'unknown progress type'),
     (lambda: LinearScheduler('percent', []), 'list of'),
     (lambda: StepScheduler('percent', [(0.5, 1), (0.5, 2)]), 'must increase'),
+    (lambda: LinearScheduler('percent', [(0.0, 1e-3), (100_000, 0.0)]),
+     "from 0 to 1, found 100000; to count steps, set LinearScheduler.progress_type = 'env_steps'"),
     (lambda: StepScheduler('percent', [(0.5, 1)], warm_up_period=-1), 'warm_up_period'),
     (lambda: ExponentialScheduler('percent', 1.0, -0.5, 1.0), 'must be positive'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 0), 'half_cycle_size'),
