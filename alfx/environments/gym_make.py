@@ -114,7 +114,7 @@ def make_native(environment_name: str, batch_size: int, max_episode_steps: int |
         raise EnvironmentLoadError(f'{spec.id} has no natively batched implementation: leave out native=True')
     arguments = dict(env_args or {})
     if max_episode_steps is not None:
-        arguments['max_episode_steps'] = max_episode_steps
+        arguments['max_episode_steps'] = max_episode_steps or 2**31 - 1  # 0 would end each step's episode
     with _translated_errors(environment_name, spec):
         return gymnasium.make_vec(spec, num_envs=batch_size, vectorization_mode='vector_entry_point', **arguments)
 

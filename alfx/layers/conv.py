@@ -15,6 +15,12 @@ _LEAST_PIXELS = 32 * 32  # convolutions of larger images are faster with channel
 Size2d = int | tuple[int, int]
 
 
+def _in_fast_format(images: torch.Tensor) -> torch.Tensor:
+    if images.device.type == 'cpu' and images.shape[-2] * images.shape[-1] >= _LEAST_PIXELS:
+        return images.contiguous(memory_format=torch.channels_last)  # later layers keep it
+    return images
+
+
 def pair(value: Size2d) -> tuple[int, int]:
     """Return ``(3, 3)`` for ``3``, and a pair unchanged."""
     if isinstance(value, int):
@@ -113,7 +119,7 @@ class Conv2D(_ConvBase):
         use_torch_init: initialize weights and bias like ``torch.nn.Conv2d`` instead.
 
     Raises:
-        ValueError: two arguments exclude each other.
+        ValueError: two arguments cannot be used together.
     """
 
     def __init__(self, in_channels: Count, out_channels: Count, kernel_size: Size2d,
@@ -130,9 +136,7 @@ class Conv2D(_ConvBase):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
-        if inputs.device.type == 'cpu' and inputs.shape[-2] * inputs.shape[-1] >= _LEAST_PIXELS:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)  # later layers keep it
-        return self._finish(F.conv2d(inputs, self.weight, self.bias, self._strides, self._padding))
+        return self._finish(F.conv2d(_in_fast_format(inputs), self.weight, self.bias, self._strides, self._padding))
 
     def make_parallel(self, n: int) -> 'ParallelConv2D':
         """Create ``n`` layers like this one, with separate initial weights."""
@@ -170,7 +174,8 @@ class ParallelConv2D(_ConvBase):
         if self._stacked(inputs, n):
             inputs, groups = inputs.flatten(1, 2), n
         bias = None if bias is None else bias.flatten()
-        return self._finish(F.conv2d(inputs, weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
+        return self._finish(F.conv2d(_in_fast_format(inputs), weight.flatten(0, 1), bias, self._strides, self._padding,
+                                     1, groups))
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with a norm."""

@@ -169,6 +169,8 @@ class TestLoad:
         env.seed(0)
         second = [env.step(torch.zeros(4, dtype=torch.int64)).observation for _ in range(8)]
         torch.testing.assert_close(first, second)
+        unlimited = suite_gym.load('CartPole-v1', batch_size=4, native=True, max_episode_steps=0)
+        assert not unlimited.step(torch.zeros(4, dtype=torch.int64)).is_last().any()
         with pytest.raises(EnvironmentLoadError, match='no natively batched implementation'):
             suite_gym.load('Acrobot-v1', native=True)
         with pytest.raises(EnvironmentLoadError, match='gym_env_wrappers'):
