@@ -172,6 +172,9 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
     if scopes and not any(f'{scope}/'.startswith(f'{own}/') or not own for scope in scopes):
         nearest = hint_nearest(f'{own}/{name}', sorted(f'{scope}/{name}' if scope else name for scope in scopes), 0.0)
         return f'{name} is not constructed in the scope {own!r}: {nearest}'
+    inner = [b for b in locations.bindings() if (b.selector, b.name) == (binding.selector, binding.name) and b.scope]
+    if scopes and inner and not own:
+        return f'{inner[0].text} at {inner[0].location} overrides it: change that binding'
     if scopes:
         return f'the code that constructs {name} sets {binding.name} itself, or an inner scope overrides it'
     others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})

@@ -58,6 +58,8 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
             return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
         if word.lower() in ('true', 'false', 'none'):
             hint = f'write {word.capitalize()}'
+        elif written.startswith('include '):
+            hint = f"write include '{written.split()[-1]}'"
         elif re.match(r"""\w+['"]""", written):
             hint = 'remove the letters before the quotes'
         else:
@@ -72,8 +74,9 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         hint = 'write Name.parameter = value, or parameter = value in a block'
     elif ';' in code:
         message, hint = 'a line has two statements', 'write each statement on a line of its own'
-    elif code.isascii() and re.search(r'=.*[\w.)\]]\s*(\*\*?|//?|\+|-|%(?=\s))\s*[-+\w.(%]', code):
-        message, hint = 'a value is computed', 'write the result: conf files do not compute'
+    elif code.isascii() and re.search(
+            r'=.*[\w.)\]]\s*(\*\*?|//?|\+|-|%(?=\s))\s*[-+\w.(%]', re.sub(r'(?<=\d)[eE][-+](?=\d)', 'e', code)):
+        message, hint = 'expressions are not allowed in conf files', 'write the result'
     elif message.startswith("Expected ':'") and '{' in code:
         message, hint = 'a set is not a value of a conf', 'write a tuple: (1, 2)'
     elif message.startswith('Unable to parse value'):

@@ -669,6 +669,13 @@ def test_bindings_of_step_functions_and_macros_count(conf):
     assert unused() == [('car.gin:2', 'unmentioned = 1')]
 
 
+def test_an_argument_that_the_code_sets_itself_is_named(conf):
+    gin_utils.load(conf('Engine.power = 3'))
+    Engine(power=2.0)
+    with pytest.raises(ConfError, match='the code that constructs Engine sets power itself'):
+        gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
 def rejection(conf_file, params=(), **kwargs):
     """Load a conf, make a car as a first iteration does, and return the message of the unused bindings."""
     gin_utils.load(conf_file, params, **kwargs)
@@ -681,7 +688,7 @@ def rejection(conf_file, params=(), **kwargs):
 @pytest.mark.parametrize('line, hint', [
     ('frt/Engine.power = 3', "Engine is not constructed in the scope 'frt': did you mean 'front/Engine'?"),
     ('rear/front/Engine.power = 3', "did you mean 'front/Engine'?"),
-    ('Engine.power = 3', 'the code that constructs Engine sets power itself, or an inner scope overrides it'),
+    ('Engine.power = 3', 'front/Engine.power at base.gin:3 overrides it: change that binding'),
     ('drive.optimizer = 3', 'drive is never constructed'),
     ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
 ])

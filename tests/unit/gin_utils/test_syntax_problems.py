@@ -34,10 +34,12 @@ def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column
 
 
 @pytest.mark.parametrize('line, problem, remedy', [
-    ('Adam.lr = 4 * 8', 'a value is computed', 'write the result'),
-    ('Adam.lr = 2**3', 'a value is computed', 'write the result'),
-    ('Adam.lr = 3e-4/2', 'a value is computed', 'write the result'),
-    ('Adam.lr = 1 - 0.5', 'a value is computed', 'write the result'),
+    ('Adam.lr = 4 * 8', 'expressions are not allowed', 'write the result'),
+    ('Adam.lr = 2**3', 'expressions are not allowed', 'write the result'),
+    ('Adam.lr = 3e-4/2', 'expressions are not allowed', 'write the result'),
+    ('Adam.lr = 1 - 0.5', 'expressions are not allowed', 'write the result'),
+    ('Adam.lr = 1e-3,', 'continues after the value', 'one statement per line'),
+    ('include mine.gin', 'cannot read the value', "write include 'mine.gin'"),
     ('Adam.lr = 1; Adam.eps = 1', 'a line has two statements', 'a line of its own'),
     ('Adam.lr = 1 2', 'continues after the value', 'one statement per line'),
     ('Adam.lr: 1', 'a colon is followed by a value', 'write Name.parameter = value'),
