@@ -58,7 +58,7 @@ def default_init(weight: torch.Tensor, gain: float = 1.0, activation: Callable[[
     Args:
         weight: the weights of one layer, at least rank 2.
         gain: factor of the initial weights.
-        activation: the activation behind the layer.
+        activation: the activation after the layer.
         transposed: whether ``weight`` is ``[in, out, ...]``, as in a transposed convolution.
 
     Returns:
@@ -99,13 +99,13 @@ def variance_scaling_init(tensor: torch.Tensor, gain: float = 1.0, mode: str = '
 
     Args:
         tensor: weights ``[out, in, *kernel]``, at least rank 2.
-        gain: standard deviation behind the activation.
+        gain: standard deviation after the activation.
         mode: 'fan_in' (inputs of a unit), 'fan_out' (uses of an input) or 'fan_avg' (their mean).
         distribution: 'truncated_normal' (cut off at two standard deviations; the variance is exact nevertheless),
             'normal' (also called 'untruncated_normal') or 'uniform'.
         calc_gain_after_activation: whether to use ``g``; it concerns the forward pass, so it is used with
             'fan_in' only.
-        nonlinearity: the activation ``f`` behind the layer.
+        nonlinearity: the activation ``f`` after the layer.
         transposed: whether the first two dimensions are ``[in, out]``, as in a transposed convolution.
 
     Returns:

@@ -492,7 +492,7 @@ class Agent(RLAlgorithm):
     def _check_trains_offline(self) -> None:
         super()._check_trains_offline()
         if self._intrinsic_reward_as_dimension and not isinstance(self._irm, BatchRewards):
-            raise ConfError([problem_at('Agent', 'intrinsic_reward_as_dimension', '= True does not go with '
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_as_dimension', '= True cannot be combined with '
                                         f'TrainerConfig.offline_buffer_dir: {type(self._irm).__name__} rewards what is '
                                         'collected, and has no reward for the steps of a dataset',
                                         'change one of the two')])

@@ -124,8 +124,8 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
         """Reject algorithms that train on sampled steps, whose trajectories are not known; see the base class."""
         if rl_algorithm.on_policy is False and config is not None and not config.trains_on_whole_unrolls:
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(self).__name__}, but '
-                                        f'{type(rl_algorithm).__name__} trains on sampled steps, of which the module '
-                                        'does not know the trajectory', 'use PPO, or another bonus such as e3b.gin')])
+                                        f'{type(rl_algorithm).__name__} trains on sampled steps, and the module needs '
+                                        'whole trajectories', 'use PPO, or another bonus such as e3b.gin')])
 
     # Rewards ---------------------------------------------------------------------------------------------------
 

@@ -442,7 +442,7 @@ def _check_combination(owner: str, par_vi: str | None, functional_gradient: bool
     if not functional_gradient:
         return
     if par_vi not in ('svgd3', None):
-        refuse('par_vi', f'= {par_vi!r} and functional_gradient=True exclude each other', 'remove one of the two')
+        refuse('par_vi', f'= {par_vi!r} and functional_gradient=True cannot be used together', 'remove one of the two')
     if input_tensor_spec is not None:
         refuse('functional_gradient', '= True is not possible with inputs', "choose par_vi='svgd'")
     if noise_dim > output_dim:

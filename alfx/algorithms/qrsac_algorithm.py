@@ -63,7 +63,7 @@ class QrsacAlgorithm(SacAlgorithm):
             _check_truncation(name, num_dropped_quantiles, self._num_outputs,
                               min_critic_by_critic_mean or bootstrap_critics == 'mean')
         elif min_critic_by_critic_mean and bootstrap_critics == 'mean':
-            raise ValueError(f"{name}: min_critic_by_critic_mean and bootstrap_critics = 'mean' exclude each other")
+            raise ValueError(f"{name}: remove min_critic_by_critic_mean or bootstrap_critics = 'mean'")
         self._num_dropped_quantiles = num_dropped_quantiles
         self._min_critic_by_critic_mean = min_critic_by_critic_mean
         super().__init__(

@@ -46,7 +46,7 @@ def train(root_dir: str) -> int:
     at_once = max(1, min(len(seeds), processes.num_cores() // (FLAGS.num_processes or 1)))
     threads = os.environ.get('OMP_NUM_THREADS') or str(processes.num_cores() // at_once or 1)
     environment = {**os.environ, 'OMP_NUM_THREADS': threads}
-    print(f'{len(seeds)} runs in {root_dir}, {at_once} at a time; their output is in '
+    print(f'{len(seeds)} run(s) in {root_dir}, {at_once} at a time; their output is in '
           f'{os.path.join(root_dir, "logs")}', flush=True)
     waiting = list(seeds)
     running: dict[int, subprocess.Popen] = {}

@@ -61,7 +61,7 @@ class FC(_FullyConnected):
             layer then has no bias if ``norm`` follows directly.
 
     Raises:
-        ValueError: two arguments exclude each other.
+        ValueError: two arguments cannot be used together.
     """
 
     def __init__(self, input_size: Count, output_size: Count, activation: w.Activation = identity,

@@ -32,11 +32,11 @@ def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
 
 def check_init_arguments(layer: str, use_torch_init: bool, kernel_initializer: Initializer | None, use_bn: bool,
                          use_ln: bool, norm: Norm | None = None, norm_position: str = 'before') -> None:
-    """Raise ``ValueError`` for arguments that exclude each other."""
+    """Raise ``ValueError`` for arguments that cannot be used together."""
     if use_torch_init and kernel_initializer is not None:
-        raise ValueError(f'{layer}: use_torch_init=True and kernel_initializer exclude each other')
+        raise ValueError(f'{layer}: use_torch_init=True and kernel_initializer cannot be used together')
     if use_bn and use_ln:
-        raise ValueError(f'{layer}: use_bn=True and use_ln=True exclude each other')
+        raise ValueError(f'{layer}: use_bn=True and use_ln=True cannot be used together')
     if norm is not None and (use_bn or use_ln):
         raise ValueError(f'{layer}: norm replaces use_bn=True and use_ln=True; remove one or the other')
     if norm_position not in ('before', 'after'):
@@ -52,7 +52,7 @@ def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: flo
         weight: what to fill.
         initializer: called with the weights; ``None`` for the scheme of :func:`~alfx.initializers.initial_weights`.
         gain: factor of the weights in that scheme.
-        activation: the activation behind the layer.
+        activation: the activation after the layer.
         use_torch_init: as ``torch.nn.Linear`` and ``torch.nn.Conv2d`` do, instead.
         transposed: whether the layer is a transposed convolution.
     """
@@ -86,7 +86,7 @@ def project_rows(weight: torch.Tensor) -> None:
 
 def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm, norm: Norm | None = None
             ) -> nn.Module | None:
-    """The normalization behind a fully connected layer, or behind ``n`` stacked ones."""
+    """The normalization after a fully connected layer, or after ``n`` stacked ones."""
     if norm is not None:
         return norm(size) if n is None else cast(nn.Module, make_parallel_net(norm(size), n))
     if use_bn:

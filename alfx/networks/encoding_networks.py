@@ -174,7 +174,7 @@ class EncodingNetwork(PreprocessorNetwork):
                              f'{last_layer_size} and {found}')
         if input_preprocessors_ctor is not None:
             if input_preprocessors is not None:
-                raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor exclude each other')
+                raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor cannot be used together')
             input_preprocessors = input_preprocessors_ctor(input_tensor_spec)
         prepared = ''
         is_plain = isinstance(input_tensor_spec, TensorSpec) and input_tensor_spec.is_continuous

@@ -72,7 +72,7 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
             at least 36 x 36 pixels get those of Mnih et al. 2015 (32 filters of 8 x 8, 64 of 4 x 4 and 64 of 3 x 3 with
             strides of 4, 2 and 1). Smaller images get 16 and 32 filters of 3 x 3 with strides of 2, and below 20 x 20
             pixels with strides of 1 and 2.
-        image_features: units of the layer behind the convolutions of an image.
+        image_features: units of the layer after the convolutions of an image.
         activation: activation of these layers.
         kernel_initializer: see ``EncodingNetwork``.
         use_conv_ln: see ``EncodingNetwork``.

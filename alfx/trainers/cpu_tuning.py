@@ -100,7 +100,7 @@ def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
         if precision != 'highest' and work.acting_rows:
             acting, why_acting = _choose_precision(algorithm, shapes, work.acting_rows, is_worth_timing=True)
             why_precision += f', acting in precision {acting!r} ({why_acting})'
-    logger.info('torch uses %d thread(s) (%s) and float32 matmul precision %r (%s)', threads, why_threads,
+    logger.info('number of torch threads: %d (%s), float32 matmul precision: %r (%s)', threads, why_threads,
                 precision, why_precision)
     tuning = Tuning(threads, precision, acting)
     tuning.apply()

@@ -442,8 +442,9 @@ class Trainer:
         before, after = values_over_percent(percent), values_over_percent(now)
         for name, value in after.items():
             if value != before[name]:
-                self._display.message(f'the run has another length, so it is {now:.1%} done instead of {percent:.1%}: '
-                                      f'the schedule of {name} continues at {value:.4g} instead of {before[name]:.4g}')
+                self._display.message(f'the length of the run has changed: {now:.1%} instead of {percent:.1%} is done, '
+                                      f'and the schedule of {name} continues at {value:.4g} instead of '
+                                      f'{before[name]:.4g}')
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""

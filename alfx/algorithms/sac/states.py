@@ -88,7 +88,7 @@ def check_arguments(name: str, parts: ActionParts, prior_actor_ctor: Any, target
         if is_given and parts.type == ActionType.Discrete:
             raise ValueError(f'{name}.rollout_noise_{argument} needs continuous actions, found {parts.discrete}')
     if noise_correlation and noise_repeat is not None:
-        raise ValueError(f'{name}: rollout_noise_repeat and rollout_noise_correlation exclude each other')
+        raise ValueError(f'{name}: rollout_noise_repeat and rollout_noise_correlation cannot be used together')
     if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
         raise ValueError(f'{name}.prior_actor_ctor needs continuous actions, found {parts.type.name.lower()}')
     if prior_actor_ctor is not None and target_entropy is not None:

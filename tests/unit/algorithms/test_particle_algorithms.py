@@ -189,7 +189,7 @@ def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     (FuncParVIAlgorithm, dict(data_creator=load_test), 'expected int64 targets'),
     (FuncParVIAlgorithm, dict(function_vi=True, function_extra_bs_sampler='odd'), 'function_extra_bs_sampler'),
     (HyperNetwork, dict(par_vi='minmax', function_vi=True), 'function_vi = True is not possible'),
-    (HyperNetwork, dict(par_vi='gfsf', functional_gradient=True), 'exclude each other'),
+    (HyperNetwork, dict(par_vi='gfsf', functional_gradient=True), 'cannot be used together'),
     (HyperNetwork, dict(functional_gradient=True), 'inverse_mvp_optimizer is required'),
     (HyperNetwork, dict(num_particles=0), 'num_particles')])
 def test_meaningless_ensembles_are_rejected(cls, kwargs, message):

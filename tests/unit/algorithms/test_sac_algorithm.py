@@ -409,7 +409,7 @@ def test_actions_of_another_kind_are_rejected(action_spec, message):
     (dict(rollout_noise_correlation=1.0), 'rollout_noise_correlation'),
     (dict(action_spec=CHOICE, rollout_noise_correlation=0.5), 'rollout_noise_correlation'),
     (dict(action_spec=CHOICE, rollout_noise_repeat=ZetaRepeat()), 'rollout_noise_repeat needs continuous'),
-    (dict(rollout_noise_repeat=ZetaRepeat(), rollout_noise_correlation=0.5), 'exclude each other'),
+    (dict(rollout_noise_repeat=ZetaRepeat(), rollout_noise_correlation=0.5), 'cannot be used together'),
     (dict(action_spec=CHOICE, prior_actor_ctor=UniformPriorActor), 'prior_actor_ctor needs continuous'),
     (dict(prior_actor_ctor=UniformPriorActor, target_entropy=-1.0), 'target_kld_per_dim'),
     (dict(reproduce_locomotion=True, train_actor_on_last_step=False), 'train_actor_on_last_step'),

@@ -206,7 +206,7 @@ class TestCriticNetwork:
                 CriticNetwork((OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 2)))
             with pytest.raises(SpecError, match='CriticNetwork.action: expected one tensor, found a nest of 2'):
                 CriticNetwork((OBSERVATION, (ACTION, ACTION)))
-        with pytest.raises(ValueError, match='exclude each other'):
+        with pytest.raises(ValueError, match='cannot be used together'):
             CriticNetwork(PAIR, action_input_processors=FC(2, 2), action_input_processors_ctor=lambda spec: FC(2, 2))
 
 

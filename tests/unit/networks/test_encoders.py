@@ -104,7 +104,7 @@ def test_contradicting_arguments_are_rejected():
         EncodingNetwork(VECTOR, use_batch_ensemble=True)
     with pytest.raises(ValueError, match='ensemble_size=5 has no meaning'):
         EncodingNetwork(VECTOR, ensemble_size=5)
-    with pytest.raises(ValueError, match='exclude each other'):
+    with pytest.raises(ValueError, match='cannot be used together'):
         EncodingNetwork(VECTOR, input_preprocessors=torch.tanh, input_preprocessors_ctor=lambda spec: torch.tanh)
     with pytest.raises(ValueError, match='4 outputs cannot be reshaped .*should be 6'):
         EncodingNetwork(VECTOR, TensorSpec((2, 3)), fc_layer_params=(4, ))
