@@ -27,12 +27,12 @@ def test_a_fine_tuned_run_does_not_need_its_teacher_any_more(tmp_path):
         alfx.train('ppo_cart_pole', params, tmp_path / 'another')
 
 
-def test_a_longer_run_tells_the_values_its_schedules_jump_to(tmp_path, capsys):
+def test_a_longer_run_logs_the_values_its_schedules_jump_to(tmp_path, capsys):
     params = {**SMALL, 'LinearScheduler.progress_type': 'percent', 'LinearScheduler.schedule': [(0.0, 1e-3), (1.0, 0)]}
     lines = [*binding_lines(params), 'ppo/Adam.lr = @LinearScheduler()', 'TrainerConfig.num_iterations = 2',
              'TrainerConfig.num_env_steps = 0']
     alfx.train('ppo_cart_pole', lines, tmp_path)
     assert 'the schedule of' not in capsys.readouterr().err
     alfx.train('ppo_cart_pole', [*lines, 'TrainerConfig.num_iterations = 4'], tmp_path)
-    assert ('50.0% done instead of 100.0%: the schedule of ppo/Adam.lr continues at 0.0005 instead of 0\n'
+    assert ('50.0% instead of 100.0% is done, and the schedule of ppo/Adam.lr continues at 0.0005 instead of 0\n'
             in capsys.readouterr().err)
