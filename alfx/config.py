@@ -466,8 +466,7 @@ class TrainerConfig:
 
     def _missing_files(self) -> list[gin_utils.Problem]:
         package = os.path.dirname(os.path.abspath(__file__))
-        missing = [path for path in self.code_snapshots or ()
-                   if not os.path.isfile(os.path.join(package, path))]
+        missing = [path for path in self.code_snapshots or () if not os.path.isfile(os.path.join(package, path))]
         return [problem_at(_OWNER, 'code_snapshots', f'names {path!r}, which is not in {package}',
                            "give paths relative to the alfx package, such as 'algorithms/agent.py'")
                 for path in missing]

@@ -152,6 +152,4 @@ if __name__ == '__main__':
     parser.add('games N', 'without --exhaustive: games on each side', number(int, 1), 500)
     parser.add('simulations N', "simulations per move of 'search'", number(int, 1), 200)
     policy_flags.define_policy_flags(parser)
-    flags.define_conf_flags(parser)
-    flags.define_untrusted_flag(parser)
     flags.run(main, parser)

@@ -81,6 +81,4 @@ if __name__ == '__main__':
     parser.add('position TEXT', 'TicTacToe position to search with the rules')
     parser.add('simulations N', 'simulations with --position', number(int, 1), 200)
     policy_flags.define_policy_flags(parser)
-    flags.define_conf_flags(parser)
-    flags.define_untrusted_flag(parser)
     flags.run(main, parser)

@@ -132,8 +132,7 @@ class Agent(RLAlgorithm):
                  policy_loss_addons: Sequence[Callable[..., Any]] = (), intrinsic_reward_as_dimension: bool = False):
         _check_dimension(intrinsic_reward_as_dimension, intrinsic_reward_module, goal_generator=goal_generator,
                          reward_weight_algorithm_cls=reward_weight_algorithm_cls)
-        common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
-                      debug_summaries=debug_summaries)
+        common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config, debug_summaries=debug_summaries)
         parts, spec = _Parts(), observation_spec
         representation_learner = parts.add('repr', _made(representation_learner_cls, observation_spec=spec, **common),
                                            spec, 'output_spec')

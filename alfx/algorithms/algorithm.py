@@ -23,8 +23,7 @@ from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, over
 from alfx.checkpoints.files import CheckpointError
 from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.config import TrainerConfig
-from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info,
-                                  clear_batch_info)
+from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info, clear_batch_info
 from alfx.engine.stored_unrolls import PhaseSettings, StoredUnrolls
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner

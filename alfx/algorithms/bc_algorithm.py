@@ -111,8 +111,7 @@ class BcAlgorithm(OffPolicyAlgorithm):
         action = rollout_info.action
         loss = (-self._stored_actions.log_prob(output, action) if self._gives_distributions else
                 self._stored_actions.squared_error(output, action))
-        return AlgStep(action, BcState(actor_state),
-                       BcInfo(LossInfo(loss=loss, extra=BcLossInfo(actor=loss))))
+        return AlgStep(action, BcState(actor_state), BcInfo(LossInfo(loss=loss, extra=BcLossInfo(actor=loss))))
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Return the loss ``[T, B]`` of each step."""

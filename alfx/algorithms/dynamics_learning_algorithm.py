@@ -155,11 +155,6 @@ class DynamicsLearningAlgorithm(Algorithm):
         """Indices of the networks with the smallest held-out error, int64 ``[num_elites]``, best first."""
         return self._holdout_error.argsort(stable=True)[:self._num_elites]
 
-    @property
-    def holdout_error(self) -> Tensor:
-        """Moving average of the held-out loss of each network, ``[n]``; 0 before the first held-out transition."""
-        return self._holdout_error
-
     def get_state_specs(self) -> Any:
         """Return the spec of ``DynamicsState``."""
         return self._train_state_spec

@@ -218,8 +218,7 @@ class SameActionPriorActor(_PriorActor):
         has_previous = (inputs.step_type != StepType.FIRST).long()
         log_weights: Any = self._log_weights
         log_weights = log_weights[has_previous]
-        mixtures = [self._mixture(i, action, log_weights)
-                    for i, action in enumerate(nest.flatten(inputs.prev_action))]
+        mixtures = [self._mixture(i, action, log_weights) for i, action in enumerate(nest.flatten(inputs.prev_action))]
         return nest.pack_sequence_as(self._action_spec, mixtures)
 
     def _mixture(self, i: int, prev_action: Tensor, log_weights: Tensor) -> Any:

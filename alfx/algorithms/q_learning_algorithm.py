@@ -124,8 +124,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Return one of the best actions, or with probability :meth:`epsilon` a random one."""
         cell, mask = self._grid(inputs.observation), self._discrete.mask_of(inputs)
-        index = self._discrete.explore(random_argmax(mask_invalid(self._q_table[cell], mask)), self.epsilon(),
-                                       mask)
+        index = self._discrete.explore(random_argmax(mask_invalid(self._q_table[cell], mask)), self.epsilon(), mask)
         reward = inputs.reward if self._reward_weights is None else inputs.reward @ self._reward_weights
         info = QLearningInfo(step_type=inputs.step_type, reward=reward, discount=inputs.discount, cell=cell,
                              action=index, mask=mask)

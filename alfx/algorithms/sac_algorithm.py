@@ -259,8 +259,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the best action, or with probability ``epsilon_greedy`` a sampled one."""
         draw = partial(dist_utils.epsilon_greedy_sample, eps=self._epsilon_greedy)
         choice = self._choose(inputs.observation, state.action, draw, draw, mask=inputs.action_mask)
-        return AlgStep(choice.action, SacState(action=choice.state),
-                       SacInfo(action_distribution=choice.distribution))
+        return AlgStep(choice.action, SacState(action=choice.state), SacInfo(action_distribution=choice.distribution))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Sample an action; if states are stored for training, also update the states of the critics."""

@@ -386,8 +386,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         q_values2 = act.q_values2.detach()
         log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
         policy_loss = critic_values.deterministic_policy_loss(gradient, act.actor_a)
-        loss = (act.dists.beta_dist.probs[:, 1] * policy_loss
-                - sac_losses.entropy_bonus(self._log_alpha[1], log_prob))
+        loss = (act.dists.beta_dist.probs[:, 1] * policy_loss - sac_losses.entropy_bonus(self._log_alpha[1], log_prob))
         entropies = torch.stack((act.dists.beta_dist.entropy(), -log_prob.detach()), -1)
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, -entropies, self._target_entropy)
         info = TaacActorInfo(actor_loss=loss, beta_entropy=entropies[:, 0], b1_a_entropy=entropies[:, 1],

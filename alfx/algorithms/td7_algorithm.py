@@ -132,21 +132,31 @@ class Td7Algorithm(Td3Algorithm):
         self._checkpoints = policy_checkpoints
         self._kept_policy: Any = None
         if policy_checkpoints is not None:
-            _check_settings(owner, config)
             acting = self._acting_networks()
             self._kept_policy = nn.ModuleList(network.copy() for network in acting)
             self._keep_policy = _Snapshot(acting, list(self._kept_policy))
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Reject rewards whose scale changes during the run, with ``policy_checkpoints``.
+        """Reject settings that do not allow ``policy_checkpoints``.
 
         Raises:
-            ConfError: a data transformer other than ``RewardScaling`` changes rewards.
+            ConfError: there would be no updates between episodes, there are several processes, or a data transformer
+                other than ``RewardScaling`` changes rewards.
         """
         super().check_config(config)
-        if self._checkpoints is not None:
-            require_environment_rewards(config, f'{type(self).__name__}.policy_checkpoints compares returns of the '
-                                        'environment', allowed=(RewardScaling, ))
+        if self._checkpoints is None:
+            return
+        owner = type(self).__name__
+        require_environment_rewards(config, f'{owner}.policy_checkpoints compares returns of the environment',
+                                    allowed=(RewardScaling, ))
+        wrong = {'unroll_length': config.unroll_length != 1, 'whole_replay_buffer_training':
+                 config.whole_replay_buffer_training, config.async_actor_field: bool(config.async_actor_field)}
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise ConfError([problem_at(owner, 'policy_checkpoints', f'is not supported with TrainerConfig.{name} = '
+                                        f'{getattr(config, name)!r}', 'remove one of them; unroll_length must be 1')])
+        if context.num_ranks() > 1:
+            raise ConfError([problem_at(owner, 'policy_checkpoints', 'is not supported with several processes',
+                                        'remove it, or train in one process')])
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -250,20 +260,6 @@ class Td7Algorithm(Td3Algorithm):
             self._update_fixed_encoder()
             seen = context.cat_over_ranks(self._seen_targets[None])
             self._target_range.copy_(torch.stack([seen[:, 0].amin(), seen[:, 1].amax()]))
-
-
-def _check_settings(owner: str, config: TrainerConfig | None) -> None:
-    """Reject settings that do not allow updates between episodes."""
-    if config is None:
-        return
-    wrong = {'unroll_length': config.unroll_length != 1, 'whole_replay_buffer_training':
-             config.whole_replay_buffer_training, config.async_actor_field: bool(config.async_actor_field)}
-    for name in (name for name, is_wrong in wrong.items() if is_wrong):
-        raise ConfError([problem_at(owner, 'policy_checkpoints', f'is not supported with TrainerConfig.{name} = '
-                                    f'{getattr(config, name)!r}', 'remove one of them; unroll_length must be 1')])
-    if context.num_ranks() > 1:
-        raise ConfError([problem_at(owner, 'policy_checkpoints', 'is not supported with several processes',
-                                    'remove it, or train in one process')])
 
 
 def _embedded(rows: Rows, z: Tensor) -> Rows:

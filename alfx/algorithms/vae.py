@@ -384,8 +384,7 @@ class DiscreteVAE(VariationalAutoEncoder):
                  name: str = 'DiscreteVAE'):
         owner = type(self).__name__
         check_value(owner, 'mode', mode, str, choices=('st', 'st-gumbel'))
-        check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler,
-                    (float, callable), above=0)
+        check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler, (float, callable), above=0)
         check_value(owner, 'beta', beta, float, minimum=0)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
             raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no effect with mode='st'",

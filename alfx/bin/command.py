@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'convert',
-          'help')
+_FIRST = ('train', 'evaluate', 'play', 'plot', 'check', 'compare', 'search', 'fork', 'list', 'show', 'convert', 'help')
 _ALIASES = {'branch': 'fork'}  # former names of programs
 _STARTED_AS = 'ALFX_STARTED_AS'  # how the user called the command; the processes of a run inherit it
 

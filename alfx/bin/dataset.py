@@ -28,8 +28,7 @@ PARSER.add('num_steps N', 'filter, mix, convert: keep at most this many steps fr
            'episode is truncated', number(int, 2))
 PARSER.add('json', 'show: print JSON')
 policy_flags.define_dataset_flags(PARSER)
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
+flags.define_conf_flags(PARSER, untrusted=True)
 
 
 def main(argv: list[str]) -> int:

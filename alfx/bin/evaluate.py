@@ -24,8 +24,6 @@ PARSER.add('mode both|greedy|sampled', 'take the most likely action (greedy), sa
 PARSER.add('json FILE', 'write the results to this file as JSON; with - print only JSON to stdout')
 policy_flags.define_reference_flag(PARSER)
 policy_flags.define_policy_flags(PARSER)
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
 
 
 def main() -> int:
@@ -75,12 +73,10 @@ def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
         _write_json(results)
 
 
-def _modes(algorithm: Any, epsilon_of_conf: float) -> list[tuple[str, float]]:
+def _modes(algorithm: Any, conf_epsilon: float) -> list[tuple[str, float]]:
     """Return the name and the ``epsilon_greedy`` of each evaluation."""
-    epsilon = FLAGS.epsilon_greedy
-    if epsilon is None and epsilon_of_conf and FLAGS.mode == 'both':
-        epsilon = epsilon_of_conf
-    if epsilon is not None:
+    if FLAGS.epsilon_greedy is not None or conf_epsilon and FLAGS.mode == 'both':
+        epsilon = conf_epsilon if FLAGS.epsilon_greedy is None else FLAGS.epsilon_greedy
         return [(f'epsilon_greedy={epsilon:g}', epsilon)]
     modes = [('greedy', 0.0), ('sampled', 1.0)]
     if FLAGS.mode == 'both' and any(hasattr(part, 'exploration_rate') for part in algorithm.modules()):

@@ -20,8 +20,7 @@ PARSER.add('num_steps N', 'number of environment steps to compare', number(int, 
 PARSER.add('tolerance X', 'largest allowed difference between the outputs of the file and the policy',
            number(float, 0), 1e-05)
 policy_flags.define_checkpoint_flag(PARSER)
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
+flags.define_conf_flags(PARSER, untrusted=True)
 
 
 def main() -> int:

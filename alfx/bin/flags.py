@@ -189,12 +189,13 @@ def number(kind: type, minimum: float = -math.inf, maximum: float = math.inf) ->
     return read
 
 
-def define_conf_flags(parser: Parser, root_dir: bool = True) -> None:
+def define_conf_flags(parser: Parser, root_dir: bool = True, untrusted: bool = False) -> None:
     """Define ``--conf``, ``--conf_param`` and their aliases.
 
     Args:
         parser: command line of the program.
         root_dir: also define ``--root_dir``.
+        untrusted: also define ``--untrusted``.
     """
     parser.start_group('conf')
     parser.add('conf CONF', 'conf file: a path, or the name of a conf included in alfx')
@@ -203,6 +204,8 @@ def define_conf_flags(parser: Parser, root_dir: bool = True) -> None:
         parser.add(alias, '')
     if root_dir:
         parser.add('root_dir RUN', 'the run folder')
+    if untrusted:
+        define_untrusted_flag(parser)
 
 
 def define_untrusted_flag(parser: Parser) -> None:

@@ -22,8 +22,6 @@ PARSER.add('append_blank_frames N', 'number of black frames after each episode i
 PARSER.add('max_frames N', 'length at which the video ends', number(int, 1), 20_000)
 PARSER.add('render', 'show the environment; --norender only prints the episodes', default=True)
 policy_flags.define_policy_flags(PARSER, "; 'all' plays all checkpoints in turn and records a video NAME-N of each")
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
 
 
 def main() -> int:

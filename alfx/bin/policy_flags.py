@@ -12,7 +12,7 @@ from alfx.bin.flags import FLAGS, Parser, number
 
 
 def define_policy_flags(parser: Parser, checkpoints: str = '') -> None:
-    """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--seed`` and ``--epsilon_greedy``.
+    """Define the flags of programs that act with the policy of a run, including those of its conf.
 
     Args:
         parser: command line of the program.
@@ -26,6 +26,7 @@ def define_policy_flags(parser: Parser, checkpoints: str = '') -> None:
     flags.define_seed_flag(parser)
     parser.add('epsilon_greedy X', 'probability of sampling an action instead of taking the most likely one; default: '
                'the value in the conf', number(float, 0, 1))
+    flags.define_conf_flags(parser, untrusted=True)
 
 
 def define_checkpoint_flag(parser: Parser, more: str = '') -> None:

@@ -171,8 +171,7 @@ def device_of_rank(name: str, number: int) -> Any:
 
     from alfx.trainers.devices import find_device
     if name.startswith('cuda:'):
-        raise alfx.gin_utils.ConfError(f'--device={name}: each process needs its own GPU',
-                                       'use --device=cuda')
+        raise alfx.gin_utils.ConfError(f'--device={name}: each process needs its own GPU', 'use --device=cuda')
     if find_device(name).type == 'cpu':
         return torch.device('cpu')
     available = torch.cuda.device_count()

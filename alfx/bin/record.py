@@ -28,8 +28,6 @@ PARSER.add('correlated_noise X', 'the same as noise, but each noise sample is al
            number(float, 0), 0.0)
 policy_flags.define_dataset_flags(PARSER)
 policy_flags.define_policy_flags(PARSER)
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
 
 
 def main() -> int:

@@ -13,8 +13,7 @@ from alfx.bin import flags
 from alfx.bin.flags import FLAGS
 
 PARSER = flags.Parser(__file__, __doc__, (flags.RUN[0].replace('RUN', 'CONF | RUN'), flags.RUN_OR_CONF[1]))
-flags.define_conf_flags(PARSER)
-flags.define_untrusted_flag(PARSER)
+flags.define_conf_flags(PARSER, untrusted=True)
 
 
 def main() -> int:

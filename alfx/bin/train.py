@@ -110,8 +110,7 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     for log in (logging.getLogger('alfx'), console):
         log.handlers.clear()
     print(f'\n{done}')
-    arguments: dict[str, tuple[str, ...]] = {
-        'train more': ('train', root_dir, trainer.longer())}
+    arguments: dict[str, tuple[str, ...]] = {'train more': ('train', root_dir, trainer.longer())}
     if kept := trainer.last_scheduled_values():  # a longer run would set them back; a fork can keep them
         arguments['train more'] = ('fork', root_dir, trainer.longer(),
                                    *(f'{name}={value:.4g}' for name, value in kept.items()))

@@ -152,8 +152,7 @@ class DiagMultivariateNormal(_DiagonalBase):
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateNormal':
         """Return the distribution with its batch dimensions expanded to ``batch_shape``."""
         shape = (*batch_shape, *self._event_shape)
-        return DiagMultivariateNormal(self.loc.expand(shape), self.scale.expand(shape),
-                                      self.reinterpreted_batch_ndims)
+        return DiagMultivariateNormal(self.loc.expand(shape), self.scale.expand(shape), self.reinterpreted_batch_ndims)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(loc: {shape_of(self.loc)}, scale: {shape_of(self.scale)})'

@@ -109,8 +109,7 @@ class Categorical(td.Categorical):
         """Normalized log-probabilities ``[..., N]``."""
         log_probs = self._log_probs
         # a result computed under no_grad cannot be reused when gradients are needed
-        if log_probs is None or (not log_probs.requires_grad and self._param.requires_grad
-                                 and torch.is_grad_enabled()):
+        if log_probs is None or (not log_probs.requires_grad and self._param.requires_grad and torch.is_grad_enabled()):
             log_probs = self._log_probs = torch.log_softmax(self._param, -1)
         return log_probs
 

@@ -194,8 +194,7 @@ def _register_torch() -> None:
                  functools.partial(_rebuild_one_hot, one_hot))
     register(td.Bernoulli, _parametrization, lambda d: ((d._param, ), _parametrization(d)[0]), _rebuild_bernoulli)
     register(td.Beta, ('concentration', ), lambda d: ((d._dirichlet.concentration, ), None), _rebuild_beta)
-    register(td.Independent, ('base', ), lambda d: ((d.base_dist, ), d.reinterpreted_batch_ndims),
-             _rebuild_independent)
+    register(td.Independent, ('base', ), lambda d: ((d.base_dist, ), d.reinterpreted_batch_ndims), _rebuild_independent)
     register(td.TransformedDistribution, ('base', ),
              lambda d: ((d.base_dist, ), (TransformChain(d.transforms), d.event_shape)), _rebuild_transformed)
     register(td.MixtureSameFamily, ('mixture', 'components'),

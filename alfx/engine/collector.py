@@ -78,8 +78,7 @@ class Collector:
         if settings.num_env_steps and self._env_steps() >= settings.num_env_steps:
             return None
         if self.remote is not None:
-            self.remote.start_iteration(self._algorithm, context.should_record_summaries(),
-                                        context.get_summary_step())
+            self.remote.start_iteration(self._algorithm, context.should_record_summaries(), context.get_summary_step())
             if not settings.unroll_length:  # take what has arrived; wait for a step if the last iteration was idle
                 return Due(settings.max_unroll_length, 0 if trained_before else 1)
         total = self._debt + settings.unroll_length

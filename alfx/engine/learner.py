@@ -105,8 +105,7 @@ class Learner:
     @property
     def stage(self) -> Stage:
         """Stage of an iteration that begins now: it trains on collected experience, on datasets, or on both."""
-        return stage_of(self._settings, self._algorithm.offline_replay_buffer is not None,
-                        context.get_global_counter())
+        return stage_of(self._settings, self._algorithm.offline_replay_buffer is not None, context.get_global_counter())
 
     def collect(self, due: Due) -> Experience | None:
         """Collect an unroll, see :meth:`Collector.collect <alfx.engine.collector.Collector.collect>`."""

@@ -41,8 +41,7 @@ class SequenceLosses:
 
     def collected(self, experience: Experience) -> Losses:
         """Losses of collected experience ``[T, B, ...]``."""
-        return self._masked(self.train_info(experience), experience,
-                            self._algorithm.capabilities.bootstraps_sequences)
+        return self._masked(self.train_info(experience), experience, self._algorithm.capabilities.bootstraps_sequences)
 
     def offline(self, experience: Experience) -> Losses:
         """Losses of stored datasets ``[T, B, ...]``, by the offline hooks."""

@@ -303,8 +303,7 @@ def latest_episodes(batch_size: int) -> collections.deque:
 
 def select(mask: torch.Tensor, first: NestedTensor, second: NestedTensor) -> NestedTensor:
     """Return a nest with the rows of ``first`` where ``mask``, bool ``[B]``, and the rows of ``second`` elsewhere."""
-    return nest.map_structure(
-        lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), first, second)
+    return nest.map_structure(lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), first, second)
 
 
 def check_action(action: NestedTensor, spec: NestedTensorSpec, batch_size: int) -> None:

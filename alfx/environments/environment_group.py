@@ -423,8 +423,7 @@ class EnvironmentGroup:
                                        hint='change the space, or what the environment returns') from None
         reason = (f'it called sys.exit({error.code})' if isinstance(error, SystemExit) else
                   f'{type(error).__name__}: {error}')
-        raise EnvironmentStepError(self._first + i, self.name, self._during, reason,
-                                   _format(error), hint) from None
+        raise EnvironmentStepError(self._first + i, self.name, self._during, reason, _format(error), hint) from None
 
     def _close(self, i: int) -> None:
         with _Guard(lambda error: _log.warning('environment %d of %s failed in close(): %s', self._first + i,

@@ -168,8 +168,7 @@ class MultitaskWrapper(_MultiEnvironment):
         return self._task_names
 
     def action_spec(self) -> NestedTensorSpec:
-        return {'action': super().action_spec(),
-                'task_id': BoundedTensorSpec((), torch.int64, 0, len(self._envs) - 1)}
+        return {'action': super().action_spec(), 'task_id': BoundedTensorSpec((), torch.int64, 0, len(self._envs) - 1)}
 
     def env_info_spec(self) -> NestedTensorSpec:
         return self._info_spec
@@ -179,8 +178,7 @@ class MultitaskWrapper(_MultiEnvironment):
 
     def _outer(self, time_step: TimeStep, task_id: torch.Tensor) -> TimeStep:
         info = {**(time_step.env_info or {}), 'task_id': torch.tensor([self._task])}
-        prev_action = {'action': time_step.prev_action,
-                       'task_id': torch.where(time_step.is_first(), 0, task_id.cpu())}
+        prev_action = {'action': time_step.prev_action, 'task_id': torch.where(time_step.is_first(), 0, task_id.cpu())}
         return time_step._replace(env_info=info, prev_action=prev_action, env_id=self._env_id)
 
     def _reset(self) -> TimeStep:
@@ -279,8 +277,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
                    'curriculum_task_score': self._current_score}
         info = {key: torch.from_numpy(np.tile(value.astype(np.float32), (self.batch_size, 1)))
                 for key, value in columns.items()}
-        return time_step._replace(env_info={**time_step.env_info, **info},
-                                  prev_action=time_step.prev_action['action'])
+        return time_step._replace(env_info={**time_step.env_info, **info}, prev_action=time_step.prev_action['action'])
 
     def _step(self, action: NestedTensor) -> TimeStep:
         time_step = self._env.step(self._inner(action))

@@ -144,8 +144,7 @@ class _Worker:
         """Step the environments and write to result buffers ``which``."""
         # copies: an environment may write to its action or keep it
         columns = [actions.copy() for actions in self._actions]
-        rows = list(columns[0]) if self._flat else [unflatten_sample(self._action_space, row)
-                                                    for row in zip(*columns)]
+        rows = list(columns[0]) if self._flat else [unflatten_sample(self._action_space, row) for row in zip(*columns)]
         return self.group.step(rows, self._buffers[which], self._buffers[1 - which])
 
     def reset(self, which: int, rows: list[int], seeds: list[int | None] | None, options: dict | None) -> list:

@@ -112,8 +112,7 @@ class ReplayBuffer(RingBuffer):
         self.initial_priority = initial_priority
         self._priorities = None
         if prioritized_sampling:
-            self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess,
-                                          new_priority_period)
+            self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess, new_priority_period)
         self._sampler = SequenceSampler(self._rings, num_earliest_frames_ignored, with_replacement, recent_data_steps,
                                         recent_data_ratio, self._priorities)
         if recent_data_steps != 1 and not recent_data_ratio:

@@ -70,8 +70,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     if conf is not None and not is_shipped(path) and not operative.is_generated(path):
         locations.written_by_user(path)
     operative.allow_unused(allow_unused, must_be_used)
-    result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports),
-                  modules)
+    result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports), modules)
     if root_dir is not None and same_run:
         try:
             run_folder.check_same_conf(root_dir)

@@ -102,8 +102,7 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
     unused = list(bindings)
     mistakes = mistakes_of_unused(unused) if not _unused_is_allowed or _must_be_used else []
     if _unused_is_allowed:
-        mistakes = [mistake for mistake in mistakes
-                    if locations.line(mistake[0]).partition(' = ')[0] in _must_be_used]
+        mistakes = [mistake for mistake in mistakes if locations.line(mistake[0]).partition(' = ')[0] in _must_be_used]
     if mistakes:
         problems = [Problem(binding.location, f'this binding is never used: {binding}', hint)
                     for binding, hint in mistakes]

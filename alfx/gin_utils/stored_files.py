@@ -179,8 +179,7 @@ def _name(schema: Any) -> str:
 
 def _unreadable(path: str, error: Exception) -> FileError:
     reason = getattr(error, 'strerror', None) or error
-    return FileError(path, f'expected a readable file, found: {reason}',
-                     'check the path, the permissions and the disk')
+    return FileError(path, f'expected a readable file, found: {reason}', 'check the path, the permissions and the disk')
 
 
 def write(path: str, content: str | bytes) -> None:

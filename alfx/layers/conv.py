@@ -16,9 +16,8 @@ Size2d = int | tuple[int, int]
 
 
 def _in_fast_format(images: torch.Tensor) -> torch.Tensor:
-    if images.device.type == 'cpu' and images.shape[-2] * images.shape[-1] >= _LEAST_PIXELS:
-        return images.contiguous(memory_format=torch.channels_last)  # later layers keep it
-    return images
+    is_faster = images.device.type == 'cpu' and images.shape[-2] * images.shape[-1] >= _LEAST_PIXELS
+    return images.contiguous(memory_format=torch.channels_last) if is_faster else images  # later layers keep it
 
 
 def pair(value: Size2d) -> tuple[int, int]:

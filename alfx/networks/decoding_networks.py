@@ -150,8 +150,7 @@ def _transposed_input_size(size: tuple[int, int], kernel: tuple[int, int], strid
                            padding: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return input size and output padding of a transposed convolution with the output size ``size``."""
     reach = [n + 2 * p - k for n, k, p in zip(size, kernel, padding)]
-    return ((reach[0] // strides[0] + 1, reach[1] // strides[1] + 1),
-            (reach[0] % strides[0], reach[1] % strides[1]))
+    return ((reach[0] // strides[0] + 1, reach[1] // strides[1] + 1), (reach[0] % strides[0], reach[1] % strides[1]))
 
 
 class _Upsample2D(ElementwiseLayerBase):

@@ -70,8 +70,7 @@ class ImageEncodingNetwork(LayersNetwork):
         _refuse_batch_ensemble(use_batch_ensemble, ensemble_size, name)
         spec = TensorSpec((input_channels, *pair(input_size)))
         super().__init__(spec, (), name)
-        modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer,
-                                      name)
+        modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer, name)
         self._output_spec = TensorSpec(shape)
         if flatten_output:
             self._output_spec = TensorSpec((self._output_spec.numel, ))

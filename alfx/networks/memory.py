@@ -117,8 +117,7 @@ class Memory:
         """
         def emptied(x: torch.Tensor) -> torch.Tensor:
             zeros = torch.zeros_like(x)
-            return zeros if reset_mask is None else torch.where(
-                reset_mask.reshape(-1, *(1, ) * (x.ndim - 1)), zeros, x)
+            return zeros if reset_mask is None else torch.where(reset_mask.reshape(-1, *(1, ) * (x.ndim - 1)), zeros, x)
 
         self._states = map_structure(emptied, self.states)
 

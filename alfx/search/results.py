@@ -97,8 +97,7 @@ class Results:
         if not rows:
             return '\n'.join(head)
         names = [name for name in rows[0] if name != 'seeds' and (name != 'values' or settings.num_seeds > 1)]
-        cells = [names, ['---'] * len(names),
-                 *([_cell(row[name]) for name in names] for row in self._sorted(rows))]
+        cells = [names, ['---'] * len(names), *([_cell(row[name]) for name in names] for row in self._sorted(rows))]
         return '\n'.join([*head, *(f"| {' | '.join(row)} |" for row in cells)]) + '\n'
 
     def _sorted(self, rows: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -100,8 +100,7 @@ class Trainer:
         if config.summarize_output:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
-        self._environment_state = EnvironmentState(self._env, config,
-                                                   lambda: self._signals.stop_signal is not None)
+        self._environment_state = EnvironmentState(self._env, config, lambda: self._signals.stop_signal is not None)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
@@ -397,8 +396,7 @@ class Trainer:
         """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""
         config = self._config
         if chosen_before is None:
-            chosen_before = self._team.decide(
-                lambda: list(cpu_tuning.choose(self._algorithm, config, self._work())))
+            chosen_before = self._team.decide(lambda: list(cpu_tuning.choose(self._algorithm, config, self._work())))
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
@@ -412,8 +410,7 @@ class Trainer:
                 conf_settings.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
-            self._state.resume_rollout(self._checkpointer.load_environment_state(step),
-                                       self._environment_state.restore)
+            self._state.resume_rollout(self._checkpointer.load_environment_state(step), self._environment_state.restore)
             self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter = counter
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')

@@ -44,8 +44,7 @@ class RunSummary:
             trackers.check_servers(config.loggers)
         self._trackers: trackers.Trackers | None = None
         self._tracked_evaluation = -1.0  # counter of the latest evaluation sent to the trackers
-        self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'),
-                                            run_files.PROGRESS_COLUMNS)
+        self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), run_files.PROGRESS_COLUMNS)
         self._row: dict[str, Any] = {}
         self._last: tuple[float, int, int] | None = None
         self._is_first = True

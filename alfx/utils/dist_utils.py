@@ -108,8 +108,7 @@ class DistributionSpec:
     def from_distribution(cls, dist: td.Distribution, from_dim: int = 0) -> 'DistributionSpec':
         """Create the spec of ``dist``, whose parameters have ``from_dim`` batch dimensions."""
         template = tensor_specs.extract_spec(dist, from_dim)
-        return cls(lambda params: params_to_distributions(params, template),
-                   extract_distribution_parameters(template))
+        return cls(lambda params: params_to_distributions(params, template), extract_distribution_parameters(template))
 
 
 def extract_spec(nests: NestedTensor | NestedDistribution, from_dim: int = 1) -> NestedTensorSpec:

@@ -90,8 +90,7 @@ def describe_exit(exitcode: int | None) -> str:
         return 'does not respond any more'
     if exitcode >= 0:
         return f'ended with exit code {exitcode}'
-    return f'was killed by {signal_name(-exitcode)}' + (' (often out of memory)' if exitcode == -signal.SIGKILL
-                                                        else '')
+    return f'was killed by {signal_name(-exitcode)}' + (' (often out of memory)' if exitcode == -signal.SIGKILL else '')
 
 
 def tail(path: str, start: int = 0) -> str:
@@ -295,8 +294,7 @@ class MessagingProcess(Child):
         os.close(file)
         self._name, self._log_lines = name, collections.deque[str](maxlen=_LAST_LINES)
         self.error = ''
-        super().__init__(SPAWN, _talk, (work, self._fault_file, arguments),
-                         f'alfx-{name.replace(" ", "-")}', daemon)
+        super().__init__(SPAWN, _talk, (work, self._fault_file, arguments), f'alfx-{name.replace(" ", "-")}', daemon)
 
     def listen(self) -> list[tuple[str, Any]]:
         """Return the messages since the last call; log messages are logged instead."""

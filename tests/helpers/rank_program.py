@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfx import gin_utils
+from alfx.bin.ranks import is_rank
 from alfx.engine.remote import data_parallel
 from alfx.experience_replayers import sampling
 
@@ -108,7 +109,7 @@ def main(request):
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
     torch.set_num_threads(1)
-    ranks = data_parallel.join(torch.device('cpu')) if data_parallel.is_started() else None
+    ranks = data_parallel.join(torch.device('cpu')) if is_rank() else None
     rank = -1 if ranks is None else ranks.rank
     gin_utils.load(request['conf'], request['params'], None)
     trainer = RLTrainer(TrainerConfig(root_dir=request['root_dir']), rank)

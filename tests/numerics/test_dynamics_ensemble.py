@@ -245,7 +245,7 @@ def test_held_out_errors_choose_the_elites_and_have_no_gradient():
     assert 30 < held_out.sum() < 90
     by_hand = model._losses(steps.observation[:-1].flatten(0, 1), steps.prev_action[1:].flatten(0, 1),
                             steps.observation[1:].flatten(0, 1))[0][held_out.flatten()].mean(0)
-    torch.testing.assert_close(model.holdout_error, by_hand.detach())
+    torch.testing.assert_close(model._holdout_error, by_hand.detach())
     assert model.elites.tolist() == by_hand.argsort().tolist()[:2]
     weights = DynamicsInfo(weight=info.weight.transpose(0, 1))
     loss = model.calc_loss(model.train_sequence(steps, DynamicsState(torch.zeros(4, 40, 3)), weights).info).loss

@@ -90,8 +90,7 @@ def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
                             f'65,535 apart, found {spec}')
         ranges[field] = least, most
         after = (0, 1) if (least, most) == (0, 1) else (low, high)
-        observation_spec = nest.set_field(observation_spec, field,
-                                          BoundedTensorSpec(spec.shape, torch.float32, *after))
+        observation_spec = nest.set_field(observation_spec, field, BoundedTensorSpec(spec.shape, torch.float32, *after))
     return ranges, observation_spec
 
 

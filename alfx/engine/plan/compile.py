@@ -15,8 +15,7 @@ from torch import Tensor, fx
 from alfx.engine.plan import cpu_graph
 from alfx.engine.plan.backends import Backend, CachedGraph, GraphRequest, Run, UnsupportedError
 from alfx.engine.plan.program import copied
-from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
-                                              storage_key)
+from alfx.engine.plan.torch_internals import below_autograd, compile_graph, compiler_settings, entry_in_c, storage_key
 from alfx.engine.plan.traced_graph import first_line
 
 logger = logging.getLogger(__name__)

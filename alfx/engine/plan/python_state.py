@@ -37,8 +37,7 @@ class Guard:
         """
         chosen = None if among is None else {(id(owner), name) for owner, name in among}
         for owner, name, value in self._values:
-            if (chosen is None or (id(owner), name) in chosen) and (
-                    _plain(_current(owner, name), _DEPTH) != value):
+            if (chosen is None or (id(owner), name) in chosen) and (_plain(_current(owner, name), _DEPTH) != value):
                 return f'{type(owner).__name__}.{name}'
         return None
 

@@ -362,11 +362,6 @@ def average_gradients(optimizer: torch.optim.Optimizer) -> None:
 # Joining and leaving -------------------------------------------------------------------------------------------
 
 
-def is_started() -> bool:
-    """Return whether ``torchrun`` or a similar program has started this process as one of several."""
-    return int(os.environ.get('WORLD_SIZE', '1')) > 1 and 'RANK' in os.environ
-
-
 def local_rank() -> int:
     """Return the index of this process on its machine, which is also the index of its GPU."""
     return int(os.environ.get('LOCAL_RANK', os.environ.get('RANK', '0')))

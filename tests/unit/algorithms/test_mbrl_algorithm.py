@@ -373,7 +373,7 @@ def test_an_agent_learns_its_model_and_its_reward(model):
         assert not torch.equal(before[name], x), name
     assert agent.capabilities.traceable_update and agent.capabilities.bootstraps_sequences
     if model == 'stochastic ensemble':
-        assert (agent.policy._dynamics_module.holdout_error != 0).all()
+        assert (agent.policy._dynamics_module._holdout_error != 0).all()
 
 
 def test_a_model_can_be_learned_from_a_dataset_only(tmp_path):
@@ -385,7 +385,7 @@ def test_a_model_can_be_learned_from_a_dataset_only(tmp_path):
     for _ in range(6):
         agent.train_iter()
     assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
-    assert (agent.policy._dynamics_module.holdout_error != 0).all()
+    assert (agent.policy._dynamics_module._holdout_error != 0).all()
 
 
 def test_parts_that_change_the_observation_are_rejected():

@@ -9,8 +9,8 @@ import torch
 from helpers.deterministic_agents import make_agent as make_deterministic_agent
 
 from alfx import context
-from alfx.algorithms import td7_algorithm
 from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import (RewardNormalizer, RewardScaling, SequentialDataTransformer,
                                               UntransformedTimeStep)
 from alfx.algorithms.return_scaling import DiscountedReturnScaling
@@ -185,7 +185,9 @@ def test_rewards_of_a_changing_scale_are_rejected(transformers, changed):
     context.set_run_specs(spec, spec, (), TensorSpec(()))
     transformer = SequentialDataTransformer([partial(t, scale=0.1) if t is RewardScaling else t for t in transformers],
                                             spec)
-    config = SimpleNamespace(data_transformer=transformer)
+    config = TrainerConfig(root_dir='', algorithm_ctor=Td7Algorithm, unroll_length=1, mini_batch_length=2,
+                           whole_replay_buffer_training=False)
+    config.data_transformer = transformer
     for checkpoints in (None, PolicyCheckpoints()):
         policy = make_agent(policy_checkpoints=checkpoints)[0].policy
         if checkpoints is None or changed is None:
@@ -207,7 +209,7 @@ def test_two_processes_are_rejected_by_name(monkeypatch):
     agent, _ = make_agent(policy_checkpoints=PolicyCheckpoints())
     monkeypatch.setattr(context, 'num_ranks', lambda: 2)
     with pytest.raises(ConfError, match='policy_checkpoints is not supported with several processes'):
-        td7_algorithm._check_settings('Td7Algorithm', agent._config)
+        agent.policy.check_config(agent._config)
 
 
 @pytest.mark.parametrize('argument', ['num_episodes', 'late_num_episodes', 'late_after'])

@@ -10,7 +10,8 @@ from torch import nn
 from alfx import context
 from alfx.data_structures import TimeStep
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients, is_started
+from alfx.bin.ranks import is_rank
+from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients
 from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer
 from alfx.norm_layers import BatchNorm
@@ -251,11 +252,11 @@ def test_batch_norm_is_rejected_by_the_name_of_the_layer(layer):
 
 
 def test_a_process_is_a_rank_only_if_there_are_several(monkeypatch):
-    monkeypatch.setenv('RANK', '0')
-    monkeypatch.setenv('WORLD_SIZE', '1')
-    assert not is_started()
-    monkeypatch.setenv('WORLD_SIZE', '2')
-    assert is_started()
+    for name, value in {'RANK': '0', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '9'}.items():
+        monkeypatch.setenv(name, value)
+    for size, expected in (('1', False), ('2', True)):
+        monkeypatch.setenv('WORLD_SIZE', size)
+        assert is_rank() == expected
 
 
 # States joined and divided -------------------------------------------------------------------------------------------
