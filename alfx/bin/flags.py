@@ -435,7 +435,8 @@ def call(main: Callable[[], Optional[int]], argv: list[str]) -> int:
         lines = [f'{type(error).__name__}: {alfx.gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]
         if code is None and alfx.gin_utils.is_explained(error):  # most likely one of the listed bindings is wrong
             code = 2
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            where = next((frame for frame in reversed(frames) if 'site-packages' not in frame.filename), frames[-1])
             lines.append(f'raised at {where.filename}:{where.lineno}; --debug shows the traceback')
         if isinstance(error, OSError) and error.errno in _DISK:
             lines.append('  free some space, correct the permissions, or use another folder')

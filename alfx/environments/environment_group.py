@@ -417,7 +417,7 @@ class EnvironmentGroup:
     def _fail(self, error: Exception | SystemExit) -> None:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
-                'set create_environment.max_restarts to restart it')
+                'correct the environment, or set create_environment.max_restarts if it fails only now and then')
         if isinstance(error, _WrongObservation):
             raise EnvironmentStepError(self._first + i, self.name, self._during, str(error),
                                        hint='change the space, or what the environment returns') from None

@@ -305,9 +305,9 @@ class GymVectorEnvironment(SpecifiedEnvironment):
             return None  # the environment renders itself at every step
         if self._env.render_mode is None:
             raise UnsupportedOperationError(
-                f"{self.name} returns no images: its render_mode is None; construct it with render_mode='rgb_array', "
-                f"which its constructor must accept and its metadata['render_modes'] must list (found "
-                f"{self._env.metadata.get('render_modes')})")
+                f"{self.name} returns no images: construct it with render_mode='rgb_array', which the constructor must "
+                f"accept and its metadata['render_modes'] list (found {self._env.metadata.get('render_modes')}), or "
+                'set create_environment.eval_env_load_fn, to @suite_atari.load for games of suite_ale_vector')
         if isinstance(self._env, SupervisedVectorEnv):
             frame = self._env.render_first()
         else:

@@ -47,7 +47,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     """Create a batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
 
     Each environment has its own random stream. Their state cannot be saved, so a resumed run begins new episodes. They
-    cannot be rendered (``play`` uses ``eval_env_load_fn`` or ``suite_atari.load``).
+    cannot be rendered: ``play`` needs ``create_environment.eval_env_load_fn = @suite_atari.load``.
 
     Args:
         environment_name: 'Pong', or an id such as 'ALE/Pong-v5'.

@@ -227,7 +227,7 @@ def check_same_conf(root_dir: str) -> None:
             problems.append(Problem(location, f'{_show(key)} is {now!r}, but the run in {show_path(root_dir)} has '
                                     f'{was!r}'))
     if problems:
-        hint = 'use another root_dir for this conf, or remove the differences to resume the stored run'
+        hint = 'remove the differences to resume the run, use another root_dir, or change a copy of it with alfx fork'
         raise ConfError([*problems[:-1], problems[-1]._replace(hint=hint)])
 
 

@@ -52,8 +52,7 @@ class SaleEncoder(Network):
                  name: str = 'SaleEncoder'):
         super().__init__((observation_spec, action_spec), (), name)
         if any(leaf.ndim == 3 for leaf in nest.flatten(observation_spec)):
-            raise SpecError(f'{name}: expected vectors, found an image; encode images with '
-                            'Agent.representation_learner_cls = @EncodingAlgorithm')
+            raise SpecError(f'{name}: expected vectors, found an image; encode images with @EncodingAlgorithm first')
         layers: dict[str, Any] = dict(fc_layer_params=fc_layer_params, activation=activation,
                                       last_layer_size=embedding_size)
         self._of_state = EncodingNetwork(observation_spec, last_activation=avg_l1_norm, name=f'{name}.state', **layers)

@@ -37,8 +37,8 @@ def _read(name: str) -> Dataset:
         return saved_replay.read(path)._replace(name=name)
     if os.path.isfile(path):
         return (alf_buffers.read(path) or saved_replay.read(path))._replace(name=name)
-    raise DatasetError(f'{name}: {_describe_path(path)}', 'record one with python -m alfx.bin.record --dataset '
-                       f'{name}')
+    raise DatasetError(f'{name}: {_describe_path(path)}', 'record one with python -m alfx.bin.record '
+                       f'--root_dir RUN --dataset {name}')
 
 
 def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+import torch
 from helpers.flag_values import flag_values
 
 from alfx import gin_utils
@@ -331,3 +332,14 @@ def test_help_after_two_dashes_and_values_of_negated_flags(capsys):
 def test_a_second_conf_is_rejected_with_what_is_expected(capsys):
     assert conf_flags.call(pytest.fail, ['train', 'other.gin']) == 2
     assert "unexpected argument 'other.gin': expected one conf or run folder" in capsys.readouterr().err
+
+
+def test_an_explained_error_names_the_line_of_the_user_not_of_torch(monkeypatch, capsys):
+    monkeypatch.setattr(gin_utils, 'is_explained', lambda error: True)
+
+    def main():
+        torch.nn.Linear(3, 4)(torch.zeros(2, 2))
+
+    assert conf_flags.call(main, ['program']) == 2
+    line = main.__code__.co_firstlineno + 1
+    assert f'raised at {__file__}:{line}; --debug shows the traceback' in capsys.readouterr().err
