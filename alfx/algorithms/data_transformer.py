@@ -298,7 +298,7 @@ class RandomShift(SimpleDataTransformer):
     arXiv:2004.13649, sec. 3.1).
 
     Each image of each time step is padded with copies of its border and cropped to its size at a random position; the
-    channels of an image, such as stacked frames, move together. Images for acting are unchanged. Put it behind a
+    channels of an image, such as stacked frames, move together. Images for acting are unchanged. Put it after a
     ``FrameStacker``.
 
     Args:
@@ -331,13 +331,12 @@ class RandomShift(SimpleDataTransformer):
 
     def _shifted(self, images: Tensor) -> Tensor:
         flat = images.flatten(0, -4)
-        n, channels, height, width = flat.shape
-        shift = torch.randint(-self._max_shift, self._max_shift + 1, (2, n, 1), device=flat.device)
-        rows, columns = (torch.arange(size, device=flat.device).add(along).clamp_(0, size - 1)
-                         for size, along in zip((height, width), shift))
-        image, channel = (torch.arange(size, device=flat.device) for size in (n, channels))
-        return flat[image.view(-1, 1, 1, 1), channel.view(-1, 1, 1), rows.view(n, 1, -1, 1),
-                    columns.view(n, 1, 1, -1)].view(images.shape)
+        n, most, device = len(flat), self._max_shift, flat.device
+        top, left = torch.randint(2 * most + 1, (2, n), device=device)
+        rows, columns = (torch.arange(-most, size + most, device=device).clamp_(0, size - 1) for size in flat.shape[2:])
+        padded = flat.index_select(2, rows).index_select(3, columns)
+        crops = padded.unfold(2, flat.shape[2], 1).unfold(3, flat.shape[3], 1)  # views, by their first row and column
+        return crops[torch.arange(n, device=device), :, top, left].view(images.shape)
 
 
 @configurable
