@@ -28,7 +28,7 @@ from .parsing import Reader, show_path
 
 _MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
 _ENTRY_POINTS = ('alfx', 'alfx.config_util', 'alfx.config_helpers')
-_COMPUTED = ('it exists only once a run has started: write the result, or compute it in a function of a module beside '
+_COMPUTED = ('it exists only once a run has started: write the result, or compute it in a function of a module next to '
              'the conf, and bind @my_module.my_function()')
 _OPERATORS = ('call getitem add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs '
               'lt le gt ge eq ne').split()
@@ -262,14 +262,14 @@ class Record:
         folders = [os.path.dirname(self._files[-1]), os.getcwd(), *os.environ.get('ALF_CONFIG_PATH', '').split(':')]
         path = next((path for folder in folders if os.path.isfile(path := os.path.join(folder, conf_file))), None)
         if path is None or os.path.abspath(path) in self._files:
-            message = 'it imports itself' if path else 'not found beside the conf, in the working directory or in ' \
+            message = 'it imports itself' if path else 'not found next to the conf, in the working directory or in ' \
                 'ALF_CONFIG_PATH'
-            self.report(f"cannot import the conf '{conf_file}': {message}", 'copy it beside the conf')
+            self.report(f"cannot import the conf '{conf_file}': {message}", 'copy it next to the conf')
             raise NotExpressible
         return (None if again else self._executed.get(os.path.abspath(path))) or self.execute(path)
 
     def _example(self, name: str) -> Any:
-        """Return a conf or module of ``alf.examples``, a file beside the conf. As in Python, it is executed once."""
+        """Return a conf or module of ``alf.examples``, a file next to the conf. As in Python, it is executed once."""
         if not name.endswith('_conf') and user_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()]):
             return self._import(name)
         return self._import_conf(f'{name.replace(".", os.sep)}.py', again=False)
@@ -444,7 +444,7 @@ class Record:
         names = list(static_check.parameters_of(resolve(named.selector))[0]) if args else []
         if len(args) > len(names):
             self.report(f'a gin file binds named parameters, and {named.name} has unnamed ones',
-                        'construct it in a function of a module beside the conf, and bind @my_module.my_function()')
+                        'construct it in a function of a module next to the conf, and bind @my_module.my_function()')
             raise NotExpressible
         return dict(zip(names, args))
 

@@ -27,7 +27,7 @@ from .reference_types import resolve
 from .parsing import Macro, Reader, Reference
 from .python_confs import Bound, Made, Named, NotExpressible, Location, Record, Unknown
 
-_MOVE = 'move it to a module beside the conf, and import it from there'
+_MOVE = 'move it to a module next to the conf, and import it from there'
 _REQUIRED = Macro('gin.REQUIRED')
 
 
@@ -240,7 +240,7 @@ class _Writer:
         if isinstance(value, Named) and value.selector:
             return value
         what = f'{value.name}, which is not configurable' if isinstance(value, Named) else f'the value {value!r:.80}'
-        self._record.report(f'a gin file cannot express {what}', 'return it from a function of a module beside '
+        self._record.report(f'a gin file cannot express {what}', 'return it from a function of a module next to '
                             'the conf, and bind @my_module.my_function()', location)
         raise NotExpressible
 

@@ -1,4 +1,4 @@
-"""Two pools of episodes that are replayed beside the collected ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
+"""Two pools of episodes, replayed together with the collected ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def tampered(run, tmp_path, monkeypatch):
-    """Play a copy of the run folder with an additional line in its conf and a module beside it."""
+    """Play a copy of the run folder with an additional line in its conf and a module next to it."""
     (tmp_path / 'evil.py').write_text(EVIL)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(run, tmp_path / 'copy')

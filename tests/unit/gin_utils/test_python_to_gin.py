@@ -304,7 +304,7 @@ REPORTED = {
 import alf
 alf.config('EncodingNetwork',
            activation=lambda x: x)  # reported
-''', 'a gin file cannot express a lambda\n  move it to a module beside the conf'),
+''', 'a gin file cannot express a lambda\n  move it to a module next to the conf'),
     'lambda_in_a_partial': ('''
 import alf, functools
 double = lambda x: 2 * x  # reported
@@ -388,7 +388,7 @@ alf.config('TrainerConfig', num_iterations='many')  # reported
     'absent_conf': ('''
 import alf
 alf.import_config('base_conf.py')  # reported
-''', "cannot import the conf 'base_conf.py': not found beside the conf"),
+''', "cannot import the conf 'base_conf.py': not found next to the conf"),
     'arguments_without_names': ('''
 import alf
 cast = alf.layers.Cast(1, 2)  # reported
@@ -529,7 +529,7 @@ TrainerConfig.mini_batch_size = 4
                                   'from alf.examples import nowhere_conf'])
 def test_a_missing_module_of_the_examples_package_is_reported(line, folder):
     (problem,) = convert(folder, f'import alf\n{line}').problems
-    assert str(problem).startswith("x_conf.py:2: cannot import the conf 'nowhere") and 'copy it beside' in problem.hint
+    assert str(problem).startswith("x_conf.py:2: cannot import the conf 'nowhere") and 'copy it next to' in problem.hint
 
 
 def test_a_conf_that_imports_itself_is_reported(folder):
@@ -746,7 +746,7 @@ def test_the_command_writes_a_gin_file_and_lists_problems(folder):
     done = subprocess.run([sys.executable, '-m', 'alfx', 'convert', 'x_conf.py'], capture_output=True, text=True)
     assert done.returncode == 1 and 'TrainerConfig.unroll_length = 1\n' in done.stdout
     assert done.stderr.startswith('# executing the Python code of x_conf.py\n')
-    assert 'x_conf.py:2: a gin file cannot express a lambda\n  move it to a module beside the conf' in done.stderr
+    assert 'x_conf.py:2: a gin file cannot express a lambda\n  move it to a module next to the conf' in done.stderr
 
 
 def test_the_command_rejects_settings_of_other_libraries():

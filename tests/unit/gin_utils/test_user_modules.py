@@ -1,4 +1,4 @@
-"""User modules beside a conf: found, copied to the run folder, used when the run is resumed."""
+"""User modules next to a conf: found, copied to the run folder, used when the run is resumed."""
 import logging
 import os
 import shutil
@@ -189,7 +189,7 @@ LEVELS = [path.read_text() for path in sorted(HERE.glob('own_level_*.txt'))]
 
 @pytest.fixture
 def reader(tmp_path, forget):
-    """Write a module that reads files beside itself; return the run folder of a conf that imports it."""
+    """Write a module that reads files next to itself; return the run folder of a conf that imports it."""
     folder, run = tmp_path / 'a', str(tmp_path / 'run')
     (folder / 'own_data').mkdir(parents=True)
     (folder / 'own_reader.py').write_text(READER)
