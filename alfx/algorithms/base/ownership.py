@@ -54,8 +54,8 @@ def assign_optimizers(root: Owner) -> None:
         names = [name for name, p in root.named_parameters() if any(p is orphan for orphan in orphans)]
         raise OwnershipError(
             f'no optimizer owns the trainable parameters {names}; give {type(root).__name__} or one of its parts an '
-            'optimizer (e.g. Agent.optimizer=@Adam()), or set requires_grad=False on parameters that should not be '
-            'trained')
+            f'optimizer (e.g. {type(root).__name__}.optimizer = @Adam()), or set requires_grad=False on those that are '
+            'not to be trained')
 
 
 class _Owners:

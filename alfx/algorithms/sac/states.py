@@ -130,7 +130,8 @@ def check_batches(name: str, parts: ActionParts, critic_batches: str, use_target
         ('critic_batches', critic_batches, 'apart'), ('use_target_critics', use_target_critics, True),
         ('policy_update_period', policy_update_period, 1)) if value != default]
     if given and parts.type != ActionType.Continuous:
-        raise ValueError(f'{name}.{given[0]} needs continuous actions, found a {parts.type.name.lower()} action')
+        raise ValueError(f'{name}.{given[0]} needs continuous actions, found a {parts.type.name.lower()} '
+                         'action; remove it, or use a conf for such actions: dqn.gin or ppo.gin')
     if given and nest.flatten(state_spec):
         raise ValueError(f'{name}.{given[0]} is not supported with recurrent networks; use networks without memory')
     if critic_batches == 'joint' and not has_norm:
