@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.transformers.environment_rewards import environment_reward, require_environment_rewards
+from alfx.algorithms.environment_rewards import environment_reward, require_environment_rewards
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import Positive, configurable, problem_at, takes_arguments_of

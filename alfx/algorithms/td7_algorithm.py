@@ -30,9 +30,9 @@ from alfx.algorithms.base.policy_checkpoints import PolicyCheckpoints
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.data_transformer import RewardScaling
 from alfx.algorithms.ddpg_algorithm import DdpgCriticInfo
+from alfx.algorithms.environment_rewards import environment_reward, require_environment_rewards
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
-from alfx.algorithms.transformers.environment_rewards import environment_reward, require_environment_rewards
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, configurable, problem_at, takes_arguments_of
