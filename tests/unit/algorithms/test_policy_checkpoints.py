@@ -80,13 +80,13 @@ def test_the_schedule_matches_a_slow_loop_also_when_resumed(num_episodes):
     episodes = [[float(random.randint(0, 9)) for _ in range(random.randint(1, 5))] for _ in range(60)]
     checkpoints, found = PolicyCheckpoints(num_episodes), []
     for rewards in episodes:
-        outputs = play(checkpoints, rewards)
-        found.append((checkpoints.updates_due(0, 1), outputs))
+        is_saved = play(checkpoints, rewards)
+        found.append((checkpoints.updates_due(0, 1), is_saved))
         state = copy.deepcopy(checkpoints.state_dict())
         checkpoints = PolicyCheckpoints(num_episodes)
         checkpoints.load_state_dict(state)
     assert found == slow_loop(episodes, num_episodes)
-    assert len({outputs for _, outputs in found}) == 2
+    assert len({is_saved for _, is_saved in found}) == 2
 
 
 def test_an_episode_that_began_before_the_assessment_does_not_count():

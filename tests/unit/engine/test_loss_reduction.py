@@ -109,6 +109,14 @@ def test_a_loss_without_gradient_is_reported_once(caplog):
     assert caplog.text.count('the loss does not depend on any trained parameter') == 1
 
 
+def test_infos_of_the_rollout_that_are_trained_on_are_described(with_capabilities):
+    with_capabilities(ActorCriticAlgorithm, recomputes_rollout_info=False, traceable_update=False)
+    algorithm = make(ActorCriticAlgorithm)
+    with mock.patch.object(algorithm.learner.losses, 'train_info', side_effect=AssertionError('not from the rollout')):
+        algorithm.train_iter()
+    assert algorithm.train_info_spec is not None
+
+
 def test_no_loss_at_all_is_rejected():
     with pytest.raises(ValueError, match='found neither'):
         reduce_loss(LossInfo())
