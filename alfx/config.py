@@ -161,7 +161,7 @@ class TrainerConfig:
             unless it is recurrent.
         enable_amp: automatic mixed precision: networks compute in bfloat16, or in float16 with scaled losses on GPUs
             without bfloat16; parameters, distributions, losses and statistics stay in float32. It pays on GPUs with
-            tensor cores and for large networks; on CPUs without bfloat16 instructions it is slower.
+            tensor cores and for large networks; on CPUs without bfloat16 instructions it has no effect.
         empty_cache: release unused GPU memory before each iteration.
 
     Raises:

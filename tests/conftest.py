@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from alfx import context, gin_utils  # noqa: E402
-from alfx.engine.plan import backends  # noqa: E402
+from alfx.engine.plan import backends, torch_internals  # noqa: E402
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
@@ -112,6 +112,12 @@ def replayed_at_once(warm_up):
 def never_replayed(warm_up):
     """Disable replayed graphs."""
     warm_up(10**9)
+
+
+@pytest.fixture
+def bfloat16_instructions(monkeypatch):
+    """Let ``enable_amp`` compute in bfloat16 on every CPU, however slowly."""
+    monkeypatch.setattr(torch_internals, 'has_bfloat16_instructions', lambda: True)
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ class MixedPrecision:
         module: module with the networks: every :class:`~alfx.networks.network.Network` in it, including parts of other
             networks, so that each sees and returns what its specs promise.
         device: device of the networks.
-        dtype: ``torch.bfloat16`` or ``torch.float16``; ``None`` for the best type of the device.
+        dtype: ``torch.bfloat16`` or ``torch.float16``; ``None`` for the best type of the device, which is float32 on a
+            CPU without instructions for bfloat16, where 16 bits would be several times slower.
 
     Attributes:
         dtype: type of the computation.
@@ -40,9 +41,9 @@ class MixedPrecision:
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None):
         self.dtype = _best_dtype(device) if dtype is None else dtype
         self.scaler = LossScaler(device.type) if self.dtype is torch.float16 else None
-        if device.type == 'cpu' and not torch_internals.has_bfloat16_instructions():
-            logger.warning('TrainerConfig.enable_amp is set, but this CPU has no instructions for bfloat16: networks '
-                           'compute more slowly than in float32; set enable_amp to False')
+        if self.dtype is torch.float32:
+            logger.info('TrainerConfig.enable_amp has no effect: this CPU has no instructions for bfloat16')
+            return
         networks = [part for part in module.modules() if isinstance(part, Network)]
         for network in networks:
             autocast = _Autocast(device.type, self.dtype)
@@ -130,14 +131,12 @@ class _Autocast:
         self._entered.pop().__exit__(None, None, None)
         if output is None or not any(x.dtype in _HALF for x in nest.flatten(output) if isinstance(x, Tensor)):
             return output
-        return nest.map_structure(_single, output)
-
-
-def _single(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x
+        return nest.map_structure(lambda x: x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x, output)
 
 
 def _best_dtype(device: torch.device) -> torch.dtype:
+    if device.type == 'cpu' and not torch_internals.has_bfloat16_instructions():
+        return torch.float32
     if device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float16

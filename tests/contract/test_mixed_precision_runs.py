@@ -8,6 +8,8 @@ from alfx.runs import building
 from alfx.runs.evaluator import evaluate
 from alfx.runs.playing import load_for_play
 
+pytestmark = pytest.mark.usefixtures('bfloat16_instructions')
+
 CPU = torch.device('cpu')
 
 

@@ -20,6 +20,8 @@ from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec
 
+pytestmark = pytest.mark.usefixtures('bfloat16_instructions')
+
 CPU = torch.device('cpu')
 MAKERS = {'PPO': lambda: agents.make_agent('ppo', 'continuous')[0],
           'PPO, recurrent': lambda: agents.make_agent('ppo', 'recurrent')[0],
@@ -246,7 +248,13 @@ def _with_gradient(weight, value):
 
 
 @pytest.mark.parametrize('has_instructions', [True, False])
-def test_a_warning_names_a_cpu_without_bfloat16_instructions(has_instructions, monkeypatch, caplog):
+def test_a_cpu_without_bfloat16_instructions_computes_in_float32(has_instructions, monkeypatch, caplog):
     monkeypatch.setattr(torch_internals, 'has_bfloat16_instructions', lambda: has_instructions)
-    MixedPrecision(ValueNetwork(TensorSpec((3, ))), CPU)
-    assert ('no instructions for bfloat16' in caplog.text) != has_instructions
+    net = ValueNetwork(TensorSpec((3, )))
+    products = watched_products(net)
+    with caplog.at_level(logging.INFO, 'alfx'):
+        precision = MixedPrecision(net, CPU)
+    net(torch.zeros(2, 3))
+    assert products == {precision.dtype} == {torch.bfloat16 if has_instructions else torch.float32}
+    assert ('enable_amp has no effect' in caplog.text) != has_instructions
+    assert precision.scaler is None and precision.state_dict() == {}
