@@ -15,9 +15,9 @@ import torch
 from alfx import gin_utils
 from alfx.gin_utils.value_checks import describe, problem_at, problem_of
 from alfx.gin_utils.settings import setting, wrong_values
+from alfx.summary.trackers import TRACKERS
 
 _OWNER = 'TrainerConfig'
-LOGGERS = ('tensorboard', 'wandb', 'mlflow')
 
 
 @gin_utils.configurable(module='alfx.algorithms.config')  # the documented place
@@ -345,7 +345,7 @@ class TrainerConfig:
         problems += wrong_values(self, _OWNER)
         if self.algorithm_ctor is not None:
             problems.append(problem_of(_OWNER, 'algorithm_ctor', self.algorithm_ctor, callable))
-        problems += [problem_of(_OWNER, 'loggers', name, str, choices=LOGGERS)
+        problems += [problem_of(_OWNER, 'loggers', name, str, choices=('tensorboard', *TRACKERS))
                      for name in ([] if isinstance(self.loggers, str) else self.loggers)]
         ctors = self.data_transformer_ctor
         several = ctors if isinstance(ctors, (list, tuple)) else () if ctors is None else (ctors,)

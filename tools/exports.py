@@ -27,10 +27,7 @@ from suites import replace_table
 
 import alfx
 from alfx import context, gin_utils
-from alfx.config import TrainerConfig
-from alfx.runs import building
-from alfx.runs import exporting
-from alfx.runs.playing import load_for_play
+from alfx.runs import exporting, playing
 from alfx.runs.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,12 +65,9 @@ def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
         if 'create_environment' not in gin_utils.stored_info(root_dir)['operative']:
             return {'reason': 'supervised learning has no policy'}
         with gin_utils.loaded(None, [], root_dir, same_run=False):
-            config = TrainerConfig(root_dir=root_dir)
-            config.random_seed = 0
-            env = building.create_eval_environment(config, 1)
+            env, algorithm = playing.make_policy(root_dir, 1, epsilon_greedy=0.0)
             try:
-                algorithm = building.create_algorithm(config, env, trains=False)
-                load_for_play(root_dir, algorithm)
+                playing.load_for_play(root_dir, algorithm)
                 return _differences(Policy(env, algorithm), env, type(algorithm.policy_algorithm or algorithm).__name__,
                                     num_steps, folder)
             finally:

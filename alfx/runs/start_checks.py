@@ -13,7 +13,6 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
 from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, log_unused, problem_at, static_check, supplied_arguments
-from alfx.summary.trackers import TRACKERS
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.utils.extras import pip_install
 from alfx.utils.processes import num_cores
@@ -50,7 +49,7 @@ def check_loggers(names: Collection[str]) -> None:
         ConfError: a package is missing; the message says how to install it.
     """
     for name in names:
-        if name in TRACKERS and importlib.util.find_spec(name) is None:
+        if name in ('wandb', 'mlflow') and importlib.util.find_spec(name) is None:
             raise ConfError(f"TrainerConfig.loggers: '{name}' needs a package that is not installed", pip_install(name))
 
 
