@@ -40,6 +40,7 @@ from pictures import as_curves, draw_curves
 from suites import FAMILIES, SUITES, family_of, suite_table
 
 from alfx import gin_utils
+from alfx.gin_utils import stored_files
 from alfx.reports import curves
 from alfx.runs.run_files import read_table
 from alfx.utils.confidence import confidence_interval
@@ -245,7 +246,7 @@ def learning_curve(root_dir: Path) -> list[list[float]]:
 
 def _updates(task: Task, last: dict[str, Any]) -> int:
     """Return the number of updates of an offline run; 0 for other runs."""
-    return int(float(last['iteration'])) * task.updates_per_iteration if task.datasets else 0
+    return (int(float(last['iteration'])) + 1) * task.updates_per_iteration if task.datasets else 0
 
 
 def _epochs(root_dir: Path) -> int:
@@ -411,6 +412,12 @@ class Store:
             if entry.get('fingerprint') == task.fingerprint and bars_of(entry) != list(task.bars):
                 self._put(task, entry['runs'])
 
+    def update(self) -> None:
+        """Mark results whose conf has other bindings now, update the bars of all others, and write all files."""
+        with self._latest():  # other processes may have added results
+            self.mark_outdated()
+            self.write()
+
     def mark_outdated(self) -> None:
         """Mark results whose conf has other bindings now, and update the bars of all others."""
         for name, entry in self.confs.items():
@@ -451,10 +458,10 @@ class Store:
     def write(self, changed: str | None = None) -> None:
         """Write the JSON files and the page; with ``changed``, draw the figures of this conf only."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
+        stored_files.write(str(self._path), json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
         if self.curves:
             lines = [f' {json.dumps(name)}: {json.dumps(entry)}' for name, entry in sorted(self.curves.items())]
-            self._curves_path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+            stored_files.write(str(self._curves_path), '{\n' + ',\n'.join(lines) + '\n}\n')
         write_table(self.confs, self._path.with_suffix('.md'), self.curves, changed)
 
 
@@ -470,9 +477,9 @@ def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes:
                    for task, seed in todo}
         for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
             task, seed = futures[future]
-            if isinstance(error := future.exception(), RuntimeError):
+            if (error := future.exception()) is not None:  # the other runs continue
                 failed += 1
-                print(f'[{i}/{len(todo)}] {task.name} seed {seed} failed: {error}', flush=True)
+                print(f'[{i}/{len(todo)}] {task.name} seed {seed} failed: {type(error).__name__}: {error}', flush=True)
                 continue
             result = future.result()
             store.add(task, seed, result)
@@ -497,8 +504,7 @@ def main() -> int:
     args = parser.parse_args()
     store = Store(args.json)
     if args.table:
-        store.mark_outdated()
-        store.write()
+        store.update()
         return 0
     if not args.conf:
         parser.error('no conf given; name one or more: --conf ppo_cart_pole')

@@ -202,10 +202,9 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         return dist_utils.compute_log_probability(rollout_info.action_distribution, rollout_info.action)
 
     def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:
-        """Return the weights ``[B, K]`` of a multi-dimensional reward, else ``()``."""
-        if not self.has_multidim_reward():
+        """Return the weights ``[B, K]`` of a reward vector, else ``()``."""
+        if self._reward_weights is None:
             return ()
-        assert self._reward_weights is not None
         return self._reward_weights.expand(inputs.reward.shape)
 
     def calc_loss(self, info: Any) -> LossInfo:

@@ -136,6 +136,9 @@ class ActorCriticLoss(Loss):
 
     def _discount(self, info: Any) -> torch.Tensor:
         """Return the environment discount times gamma, in the shape of ``info.value``."""
+        if self._gamma.ndim and (info.value.ndim != 3 or info.value.shape[-1] != len(self._gamma)):
+            raise ValueError(f'{self._name}: gamma is a list of {len(self._gamma)}, but the value has shape '
+                             f'{tuple(info.value.shape)}; expected [T, B, {len(self._gamma)}]')
         discount = info.discount.unsqueeze(-1) if info.value.ndim == 3 else info.discount
         return (discount * self._gamma).expand_as(info.value)
 

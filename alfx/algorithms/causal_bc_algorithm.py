@@ -83,8 +83,8 @@ class CausalBcAlgorithm(BcAlgorithm):
         self._f_norm_penalty_weight, self._bc_weight = f_norm_penalty_weight, bc_regulatization_weight
 
     def own_capabilities(self) -> Capabilities:
-        """Return the capabilities of behavior cloning; in addition each step needs the previous step."""
-        return super().own_capabilities()._replace(needs_previous_step=True)
+        """Return the capabilities of behavior cloning; in addition the loss needs pairs of steps."""
+        return super().own_capabilities()._replace(needs_two_steps=True)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """Compute a :class:`BcInfo`, from which the losses of pairs of steps are computed; the output is the recorded

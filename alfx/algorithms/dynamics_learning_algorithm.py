@@ -184,9 +184,11 @@ class DynamicsLearningAlgorithm(Algorithm):
     @torch.no_grad()
     def _observe_holdout(self, before: Tensor, action: Tensor, after: Tensor) -> None:
         """Update the average errors with held-out transitions ``[N, ...]``."""
-        if not len(before):
+        count = context.sum_over_ranks(self._holdout_error.new_tensor(len(before)))
+        if not count:
             return
-        error = self._losses(before, action, after)[0].reshape(len(before), -1).mean(0)
+        errors = self._losses(before, action, after)[0].reshape(len(before), len(self._holdout_error))
+        error = context.sum_over_ranks(errors.sum(0)) / count
         self._holdout_count += 1
         rate = (1 / self._holdout_count).clamp(min=_HOLDOUT_RATE)
         self._holdout_error.lerp_(error, rate)

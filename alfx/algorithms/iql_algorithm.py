@@ -11,7 +11,7 @@ Differs from the paper: for a multi-dimensional reward V is a vector too, and th
 advantages; the data may also be collected by the policy.
 """
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Count, Fraction, check_value, configurable
+from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
 from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -108,15 +108,12 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  epsilon_greedy: Fraction | None = None, calculate_priority: bool = False,
                  num_critic_replicas: Count = 2, env: Any = None, config: TrainerConfig | None = None,
                  critic_loss_ctor: Callable[..., Any] | None = None, target_update_tau: Fraction = 0.05,
-                 target_update_period: Count = 1, temperature: float = 1.0, actor_optimizer: Any = None,
-                 critic_optimizer: Any = None, value_optimizer: Any = None, expectile: float = 0.8,
-                 max_exp_advantage: float = 100, checkpoint: str | None = None, debug_summaries: bool = False,
+                 target_update_period: Count = 1, temperature: Positive = 1.0, actor_optimizer: Any = None,
+                 critic_optimizer: Any = None, value_optimizer: Any = None,
+                 expectile: Annotated[float, Range(above=0, maximum=1 - 1e-6)] = 0.8,
+                 max_exp_advantage: Positive = 100, checkpoint: str | None = None, debug_summaries: bool = False,
                  name: str = 'IqlAlgorithm'):
         owner = type(self).__name__
-        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
-        check_value(owner, 'temperature', temperature, float, above=0)
-        check_value(owner, 'max_exp_advantage', max_exp_advantage, float, above=0)
-        check_value(owner, 'expectile', expectile, float, above=0, maximum=1 - 1e-6)
         refuse_discrete_actions(owner, action_spec, 'choose another environment or algorithm')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
         check_actor(owner, 'actor_network_cls', actor, gives_distributions=True)

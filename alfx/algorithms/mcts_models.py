@@ -20,7 +20,7 @@ import torch.distributions as td
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from alfx import nest, summary
+from alfx import context, nest, summary
 from alfx.algorithms.mcts.simple_networks import SimplePredictionNet as SimplePredictionNet
 from alfx.algorithms.mcts.simple_networks import (check_actions, create_simple_dynamics_net,
                                                  create_simple_encoding_net, create_simple_prediction_net)
@@ -353,7 +353,9 @@ class MCTSModel(nn.Module):
     def _adjust_alpha(self, entropy: Tensor, counts: Tensor) -> None:
         if self._target_entropy is None or not self.training:
             return
-        missing = ((self._target_entropy - entropy) * counts).sum() / counts.sum().clamp_min(1)
+        missing, count = (context.sum_over_ranks(x.sum().float()) for x in (
+            (self._target_entropy - entropy) * counts, counts))
+        missing /= count.clamp_min(1)
         self._alpha.add_(self._alpha_adjust_rate * missing).clamp_min_(0.0)
 
 

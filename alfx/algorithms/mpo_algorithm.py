@@ -29,7 +29,7 @@ from alfx.algorithms.mpo.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, Positive, check_value, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, Positive, configurable, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -103,8 +103,9 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             objective with the value ``-||a - clip(a)||^2`` and this constraint instead of ``dual_constraint``; the
             policy follows the mean of the weights of both (Abdolmaleki et al. 2020, arXiv:2005.07513, uses their sum).
             ``None``: no second objective.
-        mstep_iterations: updates of the policy from the same weights; updates after the first ignore the importance
-            weights of prioritized replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
+        mstep_iterations: updates of the policy from the same weights (with ``eta_optimizer``, those after the first use
+            the temperature after its step); updates after the first ignore the importance weights of prioritized
+            replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
         target_update_tau: step size of the target networks at an update, in (0, 1].
         target_update_period: training updates for each update of the target networks.
         actor_target_update_tau: step size of the target policy; ``None``: ``target_update_tau``.
@@ -134,23 +135,19 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  num_critic_replicas: Count = 1, env: Any = None, config: TrainerConfig | None = None,
                  critic_loss_ctor: Callable[..., Any] | None = None, sample_action_num: Count = 64,
                  dual_constraint: Positive = 0.1, kl_mean_constraint: Positive = 0.01,
-                 kl_var_constraint: Positive = 0.0001, kl_constraint: Positive = 0.01, alpha_scale: float = 10.0,
-                 alpha_mean_scale: float = 1.0, alpha_var_scale: float = 100.0, alpha_mean_max: float = 0.1,
-                 alpha_var_max: float = 10.0, alpha_max: float = 1.0, constrain_each_dimension: bool = False,
-                 out_of_bounds_constraint: float | None = None, mstep_iterations: Count = 1,
+                 kl_var_constraint: Positive = 0.0001, kl_constraint: Positive = 0.01, alpha_scale: Positive = 10.0,
+                 alpha_mean_scale: Positive = 1.0, alpha_var_scale: Positive = 100.0, alpha_mean_max: Positive = 0.1,
+                 alpha_var_max: Positive = 10.0, alpha_max: Positive = 1.0, constrain_each_dimension: bool = False,
+                 out_of_bounds_constraint: Positive | None = None, mstep_iterations: Count = 1,
                  target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
                  actor_target_update_tau: Fraction | None = None, actor_target_update_period: Count | None = None,
                  train_actor_on_first_step: bool = True, actor_optimizer: Any = None, critic_optimizer: Any = None,
-                 eta_optimizer: Any = None, initial_eta: float | None = None, checkpoint: str | None = None,
+                 eta_optimizer: Any = None, initial_eta: Positive | None = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MpoAlgorithm'):
-        positive = dict(dual_constraint=dual_constraint, kl_mean_constraint=kl_mean_constraint,
-                        kl_var_constraint=kl_var_constraint, kl_constraint=kl_constraint, alpha_scale=alpha_scale,
-                        alpha_mean_scale=alpha_mean_scale, alpha_var_scale=alpha_var_scale,
-                        alpha_mean_max=alpha_mean_max, alpha_var_max=alpha_var_max, alpha_max=alpha_max,
-                        out_of_bounds_constraint=out_of_bounds_constraint, initial_eta=initial_eta)
-        counts = dict(num_critic_replicas=num_critic_replicas, sample_action_num=sample_action_num,
-                      mstep_iterations=mstep_iterations)
-        self._check_arguments(positive, counts, eta_optimizer)
+        if eta_optimizer is None and initial_eta is not None:
+            raise ConfError([problem_at(type(self).__name__, 'initial_eta', 'is set, but the temperature is solved for '
+                                        'in each minibatch and needs no initial value',
+                                        'set eta_optimizer, or leave it out')])
         is_discrete = any(spec.is_discrete for spec in nest.flatten(action_spec))
         if is_discrete and reward_spec.ndim:
             raise SpecError(f'{name}: a multi-dimensional reward needs continuous actions, found {reward_spec} and '
@@ -167,7 +164,10 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._is_discrete = is_discrete
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self._sample_action_num = sample_action_num
-        self._policy = self._make_policy(actor, positive, constrain_each_dimension, out_of_bounds_constraint)
+        multipliers = {'': (kl_constraint, alpha_scale, alpha_max),
+                       'mean': (kl_mean_constraint, alpha_mean_scale, alpha_mean_max),
+                       'var': (kl_var_constraint, alpha_var_scale, alpha_var_max)}
+        self._policy = self._make_policy(actor, multipliers, constrain_each_dimension, out_of_bounds_constraint)
         first_eta = None if eta_optimizer is None else 1.0 if initial_eta is None else initial_eta
         constraints = [dual_constraint] + [c for c in (out_of_bounds_constraint, ) if c is not None]
         self._temperatures = nn.ModuleList([Temperature(c, first_eta) for c in constraints])
@@ -187,18 +187,6 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def _check_arguments(cls, positive: dict[str, Any], counts: dict[str, Any], eta_optimizer: Any) -> None:
-        owner = cls.__name__
-        for name, value in positive.items():
-            is_optional = name in ('out_of_bounds_constraint', 'initial_eta')
-            check_value(owner, name, value, float, above=0, optional=is_optional)
-        for name, value in counts.items():
-            check_value(owner, name, value, int, minimum=1)
-        if eta_optimizer is None and positive['initial_eta'] is not None:
-            raise ConfError([problem_at(owner, 'initial_eta', 'is set, but the temperature is solved for in each '
-                                        'minibatch and needs no initial value', 'set eta_optimizer, or leave it out')])
-
     def _check_m_step(self, iterations: int, actor_optimizer: Any) -> None:
         if iterations > 1 and (actor_optimizer is None or self._is_recurrent):
             what = 'actor_optimizer is not set' if actor_optimizer is None else 'the networks are recurrent'
@@ -206,18 +194,16 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                         'set actor_optimizer and use networks that are not recurrent, or leave it at '
                                         '1')])
 
-    def _make_policy(self, actor: Any, numbers: dict[str, Any], constrain_each_dimension: bool,
-                     out_of_bounds_constraint: float | None) -> Any:
+    def _make_policy(self, actor: Any, multipliers: dict[str, tuple[float, float, float]],
+                     constrain_each_dimension: bool, out_of_bounds_constraint: float | None) -> Any:
         """Create the policy object that matches ``actor``, with the multipliers of its constraints."""
         if self._is_discrete:
             if out_of_bounds_constraint is not None or constrain_each_dimension:
                 name = 'constrain_each_dimension' if constrain_each_dimension else 'out_of_bounds_constraint'
                 raise ConfError([problem_at(type(self).__name__, name, 'is for continuous actions', 'leave it out')])
-            multiplier = Multiplier(numbers['kl_constraint'], numbers['alpha_scale'], numbers['alpha_max'])
-            return CategoricalPolicy(self._action_spec, actor.output_spec, multiplier, self._name)
+            return CategoricalPolicy(self._action_spec, actor.output_spec, Multiplier(*multipliers['']), self._name)
         size = sum(spec.numel for spec in nest.flatten(self._action_spec)) if constrain_each_dimension else 1
-        of_mean, of_scale = (Multiplier(numbers[f'kl_{part}_constraint'], numbers[f'alpha_{part}_scale'],
-                                        numbers[f'alpha_{part}_max'], size) for part in ('mean', 'var'))
+        of_mean, of_scale = (Multiplier(*multipliers[part], size) for part in ('mean', 'var'))
         return GaussianPolicy(self._action_spec, actor.output_spec, of_mean, of_scale, self._name)
 
     def _set_networks(self, actor: Any, critics: Any, critic_update: tuple[float, int],

@@ -53,7 +53,6 @@ class PlanAlgorithm(OffPolicyAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), planning_horizon: Count = 25,
                  upper_bound: float | None = None, lower_bound: float | None = None, name: str = 'PlanningAlgorithm'):
         owner = type(self).__name__
-        check_value(owner, 'planning_horizon', planning_horizon, int, minimum=1)
         _check_action(owner, action_spec)
         low = action_spec.minimum if lower_bound is None else lower_bound
         high = action_spec.maximum if upper_bound is None else upper_bound
@@ -184,7 +183,6 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
                         after={'population_size': 'action_spec'})
     def __init__(self, population_size: Count, **kwargs: Any):
         super().__init__(**kwargs)
-        check_value(type(self).__name__, 'population_size', population_size, int, minimum=1)
         self._optimizer = self._optimizer_class(self._plan_shape, population_size, self._cost, self._upper_bound,
                                                 self._lower_bound, **self._optimizer_arguments)
 
@@ -216,11 +214,8 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
                  epsilon: NonNegative = 0.01, tau: Annotated[float, Range(above=0, maximum=1)] = 0.9,
                  scalar_var: Positive | None = None, **kwargs: Any):
         owner = type(self).__name__
-        check_value(owner, 'population_size', population_size, int, minimum=1)
         check_value(owner, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
-        check_value(owner, 'tau', tau, float, above=0, maximum=1)
-        check_value(owner, 'epsilon', epsilon, float, minimum=0)
-        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
+        self._scalar_var = scalar_var
         self._optimizer_arguments = dict(self._optimizer_arguments, elite_size=elite_size, epsilon=epsilon, tau=tau,
                                          max_iter_num=check_value(owner, 'max_iter_num', int(max_iter_num), int,
                                                                   minimum=1))
@@ -249,10 +244,6 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
                         after={'noise_beta': 'scalar_var'})
     def __init__(self, noise_beta: NonNegative = 2.0, population_decay: Annotated[float, Range(minimum=1)] = 1.25,
                  keep_fraction: Fraction = 0.3, return_mean_elites: bool = False, **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
-        check_value(owner, 'population_decay', population_decay, float, minimum=1)
-        check_value(owner, 'keep_fraction', keep_fraction, float, minimum=0, maximum=1)
         self._optimizer_arguments = dict(noise_beta=noise_beta, population_decay=population_decay,
                                          keep_fraction=keep_fraction, return_mean_elites=return_mean_elites)
         super().__init__(**kwargs)
@@ -278,10 +269,6 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
                         after={'max_iter_num': 'planning_horizon'})
     def __init__(self, max_iter_num: Count = 3, temperature: Positive = 0.1, noise_beta: NonNegative = 0.0,
                  scalar_var: Positive | None = None, **kwargs: Any):
-        owner = type(self).__name__
-        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
-        check_value(owner, 'max_iter_num', max_iter_num, int, minimum=1)
-        check_value(owner, 'temperature', temperature, float, above=0)
-        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
+        self._scalar_var = scalar_var
         self._optimizer_arguments = dict(max_iter_num=max_iter_num, temperature=temperature, noise_beta=noise_beta)
         super().__init__(**kwargs)

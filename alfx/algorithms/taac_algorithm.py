@@ -33,7 +33,7 @@ from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, check_value, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.layers import Detach
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_specs import check_actor
@@ -187,8 +187,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  b1_advantage_clipping: tuple[float, float] | None = None, max_repeat_steps: StepLimit | None = None,
                  target_entropy: Any = None, checkpoint: str | None = None, trajectory: Trajectory | None = None,
                  train_actor_on_last_step: bool = True, name: str = 'TaacAlgorithmBase'):
-        self._check_arguments(num_critic_replicas, initial_alpha, b1_advantage_clipping, max_repeat_steps,
-                              target_entropy)
+        self._check_arguments(b1_advantage_clipping, target_entropy)
         trajectory = Trajectory() if trajectory is None else trajectory
         middle, half = action_scale(action_spec, type(self).__name__)
         scaled_spec = BoundedTensorSpec(action_spec.shape, action_spec.dtype, -1.0, 1.0)
@@ -233,12 +232,8 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._critic_loss = (critic_loss_ctor or TAACTDLoss)(debug_summaries=debug_summaries,
                                                              name=f'{name}/critic_loss')
 
-    def _check_arguments(self, num_critic_replicas: int, initial_alpha: float, clipping: Any,
-                         max_repeat_steps: int | None, target_entropy: Any) -> None:
+    def _check_arguments(self, clipping: Any, target_entropy: Any) -> None:
         owner = type(self).__name__
-        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
-        check_value(owner, 'max_repeat_steps', max_repeat_steps, int, minimum=0, optional=True)
-        check_value(owner, 'initial_alpha', initial_alpha, float, above=0)
         if clipping is not None and (len(clipping) != 2 or not clipping[0] <= clipping[1]):
             raise ConfError([problem_at(owner, 'b1_advantage_clipping', f'= {clipping} is not a pair (min, max)')])
         if isinstance(target_entropy, (tuple, list)) and len(target_entropy) != 2:

@@ -25,7 +25,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, Count, Positive, check_value, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -286,10 +286,10 @@ class VariationalAutoEncoder(_LatentEncoder):
 
     def __init__(self, z_dim: Count, input_tensor_spec: NestedTensorSpec | None = None,
                  preprocess_network: Network | Callable[..., Network] | None = None,
-                 z_prior_network: Network | None = None, beta: float = 1.0, target_kld_per_dim: Positive | None = None,
-                 beta_optimizer: Any = None, checkpoint: str | None = None, name: str = 'VariationalAutoEncoder'):
+                 z_prior_network: Network | None = None, beta: NonNegative = 1.0,
+                 target_kld_per_dim: Positive | None = None, beta_optimizer: Any = None, checkpoint: str | None = None,
+                 name: str = 'VariationalAutoEncoder'):
         owner = type(self).__name__
-        check_value(owner, 'beta', beta, float, minimum=0)
         spec = input_tensor_spec
         if z_prior_network is not None:
             check_encoder(owner, 'z_prior_network', z_prior_network, None)
@@ -379,13 +379,12 @@ class DiscreteVAE(VariationalAutoEncoder):
                  z_network_cls: Callable[..., Network] = EncodingNetwork,
                  prior_input_tensor_spec: NestedTensorSpec | None = None,
                  prior_z_network_cls: Callable[..., Network] | None = None, mode: str = 'st',
-                 gumbel_temp_scheduler: float | Callable[[], float] = 1.0, beta: float = 1.0,
+                 gumbel_temp_scheduler: float | Callable[[], float] = 1.0, beta: NonNegative = 1.0,
                  target_kld_per_categorical: Positive | None = None, beta_optimizer: Any = None,
                  name: str = 'DiscreteVAE'):
         owner = type(self).__name__
         check_value(owner, 'mode', mode, str, choices=('st', 'st-gumbel'))
         check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler, (float, callable), above=0)
-        check_value(owner, 'beta', beta, float, minimum=0)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
             raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no effect with mode='st'",
                                         "choose mode='st-gumbel', or leave it out")])

@@ -20,7 +20,7 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Positive, check_value, configurable
+from alfx.gin_utils import NonNegative, Positive, check_value, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 VAERepresentationInfo = namedtuple(
@@ -87,13 +87,12 @@ class VAERepresentationLearner(Algorithm):
                  vae_ctor: Callable[..., Algorithm] | None = None, decoder_ctor: Callable[..., Any] | None = None,
                  observation_field: str = '', keep_other_fields: bool = False, output: str = 'z_mode',
                  detach_output: bool = False, likelihood: str = 'gaussian', likelihood_std: Positive = 1.0,
-                 loss_weight: float = 1.0, optimizer: Any = None, checkpoint: str | None = None,
+                 loss_weight: NonNegative = 1.0, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'VAERepresentationLearner'):
         owner = type(self).__name__
         check_value(owner, 'vae_ctor', vae_ctor, callable)
         check_value(owner, 'output', output, str, choices=('z', 'z_mode'))
         check_value(owner, 'likelihood', likelihood, str, choices=('bernoulli', 'gaussian'))
-        check_value(owner, 'loss_weight', loss_weight, float, minimum=0)
         super().__init__(optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         spec = nest.get_field(observation_spec, observation_field)
         if not isinstance(spec, TensorSpec) or spec.is_discrete:

@@ -10,7 +10,7 @@ import torch
 from alfx import context
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import ConfError, Positive, check_value, configurable, problem_at, takes_arguments_of
+from alfx.gin_utils import ConfError, Positive, configurable, problem_at, takes_arguments_of
 from alfx.summary import summary_utils
 from alfx.utils import dist_utils, value_ops
 
@@ -41,8 +41,6 @@ class VTraceLoss(ActorCriticLoss):
                  clip_pg_rho_thres: Positive | None = 1.0, **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, **kwargs)
         self._thresholds = {'rho': clip_rho_thres, 'c': clip_c_thres, 'pg_rho': clip_pg_rho_thres}
-        for symbol, threshold in self._thresholds.items():
-            check_value('VTraceLoss', f'clip_{symbol}_thres', threshold, float, above=0, optional=True)
         if clip_rho_thres is not None and (clip_c_thres is None or clip_c_thres > clip_rho_thres):
             raise ConfError([problem_at('VTraceLoss', 'clip_c_thres', f'= {clip_c_thres} exceeds VTraceLoss.clip_rho_'
                                         f'thres = {clip_rho_thres}: the values may not converge',

@@ -19,6 +19,9 @@ from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
 _COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
+_WRITE = ('mix', 'filter', 'convert')
+_USES = {'output': _WRITE, 'overwrite': _WRITE, 'num_steps': _WRITE, 'top': ('filter',), 'min_return': ('filter',),
+         'max_return': ('filter',), 'json': ('show',), 'conf': ('check',), 'root_dir': ('check',)}
 PARSER = flags.Parser(__file__, __doc__, ('|'.join(_COMMANDS) + ' DATASET ...', 'what to do, and datasets'))
 PARSER.add('output DIR', 'mix, filter, convert: the dataset folder to write')
 PARSER.add('top X', 'filter: keep this fraction of the episodes, those with the highest returns', number(float, 0, 1))
@@ -43,6 +46,9 @@ def main(argv: list[str]) -> int:
                                        '--help shows examples')
     if not names:
         raise alfx.gin_utils.ConfError('no dataset is given', f'alfx dataset {command} FOLDER')
+    for flag, commands in _USES.items():
+        if flag in FLAGS.given and command not in commands:
+            raise alfx.gin_utils.ConfError(f'--{flag} has no effect on {command}', f'it is for {", ".join(commands)}')
     if command in ('filter', 'convert') and len(names) > 1:
         raise alfx.gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
     policy_flags.set_up_logging()
@@ -77,7 +83,7 @@ def _show(names: list[str]) -> None:
 def _check(names: list[str]) -> None:
     """Check that each dataset is valid and, with ``--conf`` or ``--root_dir``, that it fits the environment."""
     from alfx.offline import dataset_checks, dataset_loading, dataset_sources
-    if not FLAGS.conf and not FLAGS.root_dir:
+    if not (FLAGS.conf or FLAGS.gin_file or FLAGS.root_dir):
         for name in names:
             dataset_checks.check_consistent(dataset_sources.read(name))
             print(f'{name}: valid')

@@ -303,8 +303,9 @@ def check_output(name: str) -> None:
     folder = os.path.dirname(path)
     if os.path.isdir(path):
         raise alfx.gin_utils.ConfError(f'--{name} {path} is a folder', 'name a file')
-    if folder and not os.path.isdir(folder):
-        raise alfx.gin_utils.ConfError(f'--{name} {path}: folder {folder!r} does not exist',
+    if folder and not os.path.isdir(folder) or not os.access(folder or '.', os.W_OK):
+        reason = 'cannot be written' if os.path.isdir(folder or '.') else 'does not exist'
+        raise alfx.gin_utils.ConfError(f'--{name} {path}: folder {folder!r} {reason}',
                                        'create it, or name another file')
 
 

@@ -65,14 +65,14 @@ def train(root_dir: str) -> int:
                 time.sleep(processes.POLL_SECONDS)
     finally:
         launch.kill(all_runs)
-    runs = [_read(_folder(root_dir, seed)) for seed in seeds]
+    runs = [_read(_folder(root_dir, seed)) for seed, process in zip(seeds, all_runs) if process.returncode == 0]
     complete = [run for run in runs if run is not None and run['final return'] is not None]
     if len(complete) > 1:
         print(_summary(complete))
     for name in ('plot', 'report'):
         print(f'  {name + ":":8}{command.command_of(name)} {shlex.quote(root_dir)}/seed-*')
-    if waiting:
-        print(f'to resume: {shlex.join([*shlex.split(command.command_of("train")), *sys.argv[1:]])}')
+    if waiting or any(process.returncode for process in all_runs):
+        print(f'to resume: {command.command_of("train", *command.with_flags(sys.argv[1:], "--root_dir", root_dir))}')
     return launch.exit_code([process.returncode for process in all_runs], received)
 
 

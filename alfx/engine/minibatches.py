@@ -128,9 +128,11 @@ def minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[
 def samples_per_draw(buffer: ReplayBuffer, steps: int) -> int:
     """Return how many samples of ``steps`` steps to draw at once: many small ones take little longer than one.
 
-    The result is 1 if an update changes the probabilities of the next sample.
+    The result is 1 if an update changes the probabilities of the next sample, or if each sample has its own share of
+    recent sequences.
     """
-    return 1 if buffer.prioritized_sampling else max(_BYTES_PER_DRAW // (steps * buffer.bytes_per_step), 1)
+    draws_each = buffer.prioritized_sampling or buffer.recent_data_ratio
+    return 1 if draws_each else max(_BYTES_PER_DRAW // (steps * buffer.bytes_per_step), 1)
 
 
 def compute_train_info(algorithm: Trains, experience: Experience, independent: bool, offline: bool = False

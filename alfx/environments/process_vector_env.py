@@ -302,7 +302,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             if reason := self._ask([worker], 'set_states', states[worker.rows])[0]:
                 raise ValueError(reason)
         self._pending = np.array([state[1] for state in states], bool)
-        self._seeds = [state[3] for state in states]
+        self._seeds, self._restarts = ([state[i] for state in states] for i in (3, 4))
         self._busy = False
 
     @property

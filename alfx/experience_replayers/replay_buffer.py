@@ -54,9 +54,9 @@ class ReplayBuffer(RingBuffer):
             1; the rest is drawn from all. Zhang and Sutton 2017 (arXiv:1712.01275) make one sequence of a batch the
             newest one.
         with_replacement: for uniform sampling: a batch may contain the same sequence more than once. Without
-            replacement this still happens if there are too few sequences, or if a recent sequence is also among those
-            drawn from all. For prioritized sampling: draw independently; otherwise the draws are stratified, one from
-            each of B parts of equal total priority.
+            replacement this still happens if there are fewer sequences than the updates of an iteration draw together,
+            or if a recent sequence is also among those drawn from all. For prioritized sampling: draw independently;
+            otherwise the draws are stratified, one from each of B parts of equal total priority.
         device: device of the storage: 'cpu' for host memory, which is larger, and from which samples are copied to a
             GPU while it computes; 'cuda' or 'cuda:N' for GPU memory, which needs no copies.
         allow_multiprocess: the buffer can be passed to other processes, which then store into and sample from the same
@@ -115,6 +115,7 @@ class ReplayBuffer(RingBuffer):
             self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess, new_priority_period)
         self._sampler = SequenceSampler(self._rings, num_earliest_frames_ignored, with_replacement, recent_data_steps,
                                         recent_data_ratio, self._priorities)
+        self.recent_data_ratio = recent_data_ratio
         if recent_data_steps != 1 and not recent_data_ratio:
             raise ValueError(f'{name}.recent_data_steps: expected no value with recent_data_ratio = 0, found '
                              f'{recent_data_steps}')

@@ -139,7 +139,7 @@ def _files_in(folder: str) -> list[str]:
     files = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith('.')]
-        files += [os.path.join(at, name) for name in sorted(names)]
+        files += [path for name in sorted(names) if os.path.isfile(path := os.path.join(at, name))]  # no broken links
         if len(files) > _MOST_FILES:
             return []
     return files

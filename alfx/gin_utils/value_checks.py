@@ -196,12 +196,12 @@ def annotations_of(fn: Callable) -> dict[str, Any]:
 
 
 def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Raise a ConfError if a number, or a number in a list or tuple, is outside the range of its annotation.
+    """Raise a ConfError if a number, alone or in a list or tuple, is outside the range of its annotation, or a string.
 
     Args:
         owner: name of the class or factory.
         limits: result of :func:`limits_of`.
-        arguments: arguments to check; values that are not numbers are left to the constructor.
+        arguments: arguments to check; values of other types are left to the constructor.
 
     Raises:
         ConfError: a number is out of range, see :func:`check_value`.
@@ -219,8 +219,8 @@ def _has_range(annotation: Any) -> bool:
 
 
 def _admits(annotation: Any, value: Any) -> bool:
-    """Return whether ``annotation`` accepts ``value``; only numbers, and lists and tuples of numbers, are checked."""
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, list, tuple)):
+    """Return whether ``annotation`` accepts ``value``; only numbers, strings, and lists and tuples are checked."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, str, list, tuple)):
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
-from alfx.layers import (FC, Activation, Initializer, Norm, Reshape, Size2d, first_layers, make_parallel_input,
-                         make_parallel_net, make_parallel_spec, pair)
+from alfx.layers import (FC, Activation, Initializer, NaiveParallelLayer, Norm, Reshape, Size2d, first_layers,
+                         make_parallel_input, make_parallel_net, make_parallel_spec, pair)
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
@@ -23,6 +23,7 @@ from alfx.networks.input_preparation import prepare_inputs
 from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
+from alfx.norm_layers import ParallelLayerNorm, RmsNorm
 from alfx.tensor_specs import (BoundedTensorSpec, Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
                                torch_dtype_to_str)
 
@@ -251,8 +252,9 @@ class StackedEncodingNetwork(EncodingNetwork):
         chain = network._chain
         # A leading Reshape gets inputs without the stack dimension if all encoders share them.
         self._shared_reshape = chain[0] if chain and isinstance(chain[0], Reshape) else None
-        self._has_weights = any(True for layer in chain for _ in layer.parameters())
         self._set_layers([make_parallel_net(layer, n) for layer in chain])
+        first = next((layer for layer in self._chain if any(True for _ in layer.parameters())), None)
+        self._stacks_inputs = first is None or isinstance(first, (NaiveParallelLayer, ParallelLayerNorm, RmsNorm))
         self._output_spec = make_parallel_spec(network.output_spec, n)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
@@ -264,7 +266,7 @@ class StackedEncodingNetwork(EncodingNetwork):
         if self._preprocess is not None:
             inputs = self._preprocess(inputs)
         if inputs.ndim == self.processed_input_tensor_spec.ndim + 1:
-            if not self._has_weights:
+            if self._stacks_inputs:
                 inputs = make_parallel_input(inputs, n)
             elif self._shared_reshape is not None:
                 inputs, chain = self._shared_reshape(inputs), chain[1:]

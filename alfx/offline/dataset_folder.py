@@ -55,6 +55,7 @@ def write(path: str, episodes: Episodes, about: dict[str, Any], overwrite: bool 
     Raises:
         DatasetError: a dataset exists already, another process is writing it, or the folder cannot be written.
     """
+    path = os.path.expanduser(path)
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(path, exist_ok=True)
@@ -73,9 +74,9 @@ def check_writable(path: str, overwrite: bool) -> None:
     Raises:
         DatasetError: see :func:`write`.
     """
-    if is_dataset(path) and not overwrite:
+    parent = os.path.abspath(os.path.expanduser(path))
+    if is_dataset(parent) and not overwrite:
         raise DatasetError(f'{path}: a dataset exists already', 'use another name, or add --overwrite')
-    parent = os.path.abspath(path)
     while not os.path.exists(parent):
         parent = os.path.dirname(parent)
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK):

@@ -41,7 +41,8 @@ class DemonstrationFolders:
     """
 
     def __init__(self, owner: str, source: str | None, target: str | None, num_saved: int, save_every: int):
-        self._owner, self._source, self._target = owner, source, target
+        self._owner = owner
+        self._source, self._target = (folder and os.path.expanduser(folder) for folder in (source, target))
         self._num_saved, self._save_every = num_saved, save_every
         self._seen: set[str] = set()
         self._count = 0  # unrolls

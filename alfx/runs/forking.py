@@ -72,7 +72,8 @@ def _copy_results(run: str, checkpoints: str, step: int | str, params: Sequence[
     for path in glob.glob(os.path.join(glob.escape(checkpoints), f'ckpt-{step}*')):
         if os.path.basename(path).partition('.')[0] == f'ckpt-{step}' and os.path.isfile(path):
             shutil.copy2(path, target)
-    for name in ('progress.csv', os.path.join('train', 'start.json'), os.path.join('eval', 'progress.csv')):
+    for name in (*glob.glob('*.csv', root_dir=run), os.path.join('train', 'start.json'),
+                 os.path.join('eval', 'progress.csv')):
         _copy(run, root_dir, name)
     for folder in ('train', 'eval'):  # later entries are removed when the fork starts
         for path in glob.glob(os.path.join(glob.escape(os.path.join(run, folder)), '*.tfevents.*')):

@@ -97,14 +97,17 @@ def run_folders(argument: str) -> list[str]:
     Raises:
         ConfError: no run folder is found.
     """
-    argument = os.path.expanduser(argument)
-    for pattern in ('', '*', '*/*', '*/*/*'):  # the last one: runs of a search
-        folders = sorted(glob.glob(os.path.join(glob.escape(argument), pattern)))
-        found = [folder.rstrip('/') for folder in folders
-                 if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
-        if found:
-            return found
-    raise ConfError(f'{argument} is not a run folder and contains none', 'name the folder of a run')
+    found = _runs_in(os.path.expanduser(argument).rstrip('/'), 3)  # 3: runs of a search
+    if not found:
+        raise ConfError(f'{argument} is not a run folder and contains none', 'name the folder of a run')
+    return found
+
+
+def _runs_in(folder: str, depth: int) -> list[str]:
+    if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train')):
+        return [folder]
+    inner = sorted(glob.glob(os.path.join(glob.escape(folder), '*'))) if depth else []
+    return [run for path in inner for run in _runs_in(path, depth - 1)]
 
 
 class StartRecord:

@@ -157,10 +157,11 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     if stored is not None and os.path.isfile(folder.study_file):  # the hyperparameter search has started
         check_same_search(stored, search, folder.root_dir)
     write_text(folder.base_file, search.base_text)
-    for file in conf.modules if stored is None else ():  # runs import them from the folder of the base conf
-        path = os.path.join(os.path.dirname(folder.base_file), file.name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        stored_files.write(path, file.content)
+    for file in conf.modules if stored is None else ():
+        for conf_file in (folder.base_file, folder.results('best.gin')):  # which import them from their folders
+            path = os.path.join(os.path.dirname(conf_file), file.name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            stored_files.write(path, file.content)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
     return search

@@ -42,6 +42,7 @@ class Evaluator(RunEvaluator):
         self._conf_file = conf_file
         self._process: MessagingProcess | None = None
         self._starts = 0
+        self._waiting: list[int] = []  # counters of the evaluations that have been requested
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
         """Request an evaluation of the current weights. Waits only if the queue of requests is full."""
@@ -52,6 +53,7 @@ class Evaluator(RunEvaluator):
         while self._is_alive():
             try:
                 self._jobs.put(tuple(job), timeout=processes.POLL_SECONDS)
+                self._waiting.append(job.global_counter)
                 return
             except queue.Full:
                 continue
@@ -75,6 +77,8 @@ class Evaluator(RunEvaluator):
         if self._process is not None:
             self._process.end(end, self._collect)
             self._process = None
+        if self._waiting:
+            self._messages.append(f'not completed: evaluations at {", ".join(map(str, self._waiting))}')
 
     def _try_to_stop(self) -> bool:
         try:
@@ -118,6 +122,7 @@ class Evaluator(RunEvaluator):
         for kind, content in self._process.listen():
             if kind == 'result':
                 self._messages.append(content)
+                del self._waiting[:1]
             else:
                 self.unused_bindings = content
 

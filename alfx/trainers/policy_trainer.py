@@ -359,7 +359,8 @@ class Trainer:
 
     def longer(self) -> str:
         """Return the binding that makes the run twice as long."""
-        name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
+        limits = ('num_iterations', 'num_env_steps', 'num_episodes')
+        name = next(limit for limit in limits if getattr(self._config, limit))
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
     def last_scheduled_values(self) -> dict[str, float]:

@@ -161,6 +161,12 @@ def test_multi_dimensional_rewards_are_weighted_for_the_policy_only():
     torch.testing.assert_close(double_loss.loss, single_loss.loss)
 
 
+def test_a_list_of_discounts_needs_a_reward_vector_of_that_size():
+    info, _ = random_info(batch=2)
+    with pytest.raises(ValueError, match=r'gamma is a list of 2, but the value has shape \(7, 2\)'):
+        ActorCriticLoss(gamma=[0.9, 0.0])(info)
+
+
 @pytest.mark.parametrize('separate', [False, True])
 def test_rewards_are_normalized_and_clipped_together_or_separately(separate):
     # Of valid steps 0 and 1 (step 2 is only bootstrapped from) the advantages are r[t+1] = (1, 3) and (30, 10), which

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from alfx import context
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsInfo, DynamicsState,
                                                          StochasticDynamicsAlgorithm)
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep
@@ -235,6 +236,17 @@ def test_held_out_data_is_never_trained_on():
     weight, is_held_out = transition_weights(positions % 8, positions, 2, False, 0.2)
     np.testing.assert_allclose(is_held_out.float().mean(), 0.2, atol=0.01)
     assert (weight[is_held_out] == 0).all() and (weight[~is_held_out] == 1).all()
+
+
+def test_held_out_errors_are_those_of_all_ranks(monkeypatch):
+    model = make('deterministic', num_replicas=2, holdout=0.5)
+    before, action = torch.randn(4, 3), torch.randn(4, *ACTION.shape)
+    errors = model._losses(before, action, before)[0].detach()
+    monkeypatch.setattr(context, 'sum_over_ranks', lambda x: x + 1)
+    model._observe_holdout(before, action, before)
+    torch.testing.assert_close(model._holdout_error, (errors.sum(0) + 1) / 5)
+    model._observe_holdout(before[:0], action[:0], before[:0])  # another rank has a held-out transition
+    assert model._holdout_count == 2
 
 
 def test_held_out_errors_choose_the_elites_and_have_no_gradient():

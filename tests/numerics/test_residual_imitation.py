@@ -148,5 +148,5 @@ def test_unsupported_settings_are_rejected():
             causal_bc(**kwargs)
     with pytest.raises(ConfError, match='ActorNetwork'):
         CausalBcAlgorithm(OBSERVATION, ACTION, actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=()))
-    assert causal_bc().own_capabilities().needs_previous_step and issubclass(CausalBcAlgorithm, BcAlgorithm)
+    assert causal_bc().own_capabilities().needs_two_steps and issubclass(CausalBcAlgorithm, BcAlgorithm)
     assert BcInfo._fields[:3] == ('actor', 'discriminator', 'target')

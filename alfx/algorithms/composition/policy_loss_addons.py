@@ -107,8 +107,6 @@ class DivergenceFromPolicy(PolicyLossAddOn):
                  weight: float | Callable[[], float] = 1.0, deterministic_stddev: Positive = 1.0,
                  num_samples: Count = 1, debug_summaries: bool = False, name: str = 'DivergenceFromPolicy'):
         owner = type(self).__name__
-        check_value(owner, 'deterministic_stddev', deterministic_stddev, float, above=0)
-        check_value(owner, 'num_samples', num_samples, int, minimum=1)
         super().__init__(observation_spec, action_spec, weight, debug_summaries, name)
         network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
         if nest.flatten(network.state_spec):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributions as td
 
+from alfx import context
 from alfx.algorithms.mcts_models import (MCTSModel, ModelOutput, ModelState, ModelTarget, SimpleMCTSModel,
                                          SimplePredictionNet, create_simple_dynamics_net, create_simple_encoding_net,
                                          policy_loss)
@@ -137,6 +138,18 @@ def test_the_entropy_weight_grows_below_the_target_and_is_never_negative():
     before = grows.eval()._alpha.clone()
     grows.calc_loss(output, target)
     assert torch.equal(grows._alpha, before)
+
+
+def test_the_entropy_weight_is_the_same_in_all_ranks(monkeypatch):
+    output, target = outputs_and_targets()
+    learned = target.action_policy.sum(-1) > 0
+    missing = float((5.0 - output.action_distribution.entropy().detach())[learned].sum())
+    sums = []
+    monkeypatch.setattr(context, 'sum_over_ranks', lambda x: sums.append(float(x)) or x + len(sums))
+    model = plain_model(target_entropy=5.0, initial_alpha=1.0, alpha_adjust_rate=0.1)
+    model.calc_loss(output, target)
+    assert sums == pytest.approx([missing, int(learned.sum())], rel=1e-5)
+    assert float(model._alpha) == pytest.approx(1.0 + 0.1 * (missing + 1) / (int(learned.sum()) + 2), rel=1e-5)
 
 
 def test_the_target_entropy_counts_only_steps_with_a_policy_target():

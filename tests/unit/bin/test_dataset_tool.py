@@ -99,6 +99,8 @@ def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
     (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a larger return of an expert'),
     (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a larger return of an expert'),
     (['convert', 'file'], dict(output='c'), 'file: .*use a checkpoint'),
+    (['mix', 'a', 'b'], dict(output='c', top=0.5, given=('output', 'top')), '--top has no effect on mix.*filter'),
+    (['check', 'a'], dict(output='c', given=('output', )), '--output has no effect on check.*mix, filter, convert'),
 ])
 def test_invalid_requests_raise(run, tmp_path, monkeypatch, arguments, flags, message):
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,7 @@ def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
     for number in (3, 4):
         log = root_dir / 'logs' / f'seed-{number}.log'
         assert f'seed {number}: ended with exit code 2; see {log}' in output and 'PPOLoss.gamma' in log.read_text()
+    assert '2 seeds' not in output and re.search(rf'^to resume: .*--root_dir {root_dir}$', output, re.MULTILINE)
 
 
 @pytest.mark.parametrize('flags, message', [

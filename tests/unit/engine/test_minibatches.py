@@ -12,9 +12,11 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import FrameStacker
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.gradient_noise import GradientNoiseScale
-from alfx.engine.minibatches import check_sequences
+from alfx.engine.minibatches import check_sequences, samples_per_draw
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD
+from alfx.tensor_specs import TensorSpec
 
 
 class NoWriter:
@@ -213,3 +215,12 @@ def test_the_noise_scale_is_summarized_and_changes_no_update(monkeypatch):
         assert isinstance(infos[0].gns, torch.Tensor) == enabled
         results.append([p.detach().clone() for p in agent.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_each_minibatch_has_its_own_recent_sequences():
+    """Draw the minibatches of an iteration one by one if a part of each comes from the latest sequences."""
+    sizes = {}
+    for ratio in (0.0, 0.25):
+        buffer = ReplayBuffer(TensorSpec(()), 1, 100, recent_data_ratio=ratio)
+        sizes[ratio] = samples_per_draw(buffer, 8)
+    assert sizes[0.0] > 1 and sizes[0.25] == 1

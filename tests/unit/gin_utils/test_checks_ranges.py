@@ -29,7 +29,7 @@ class Child(Ranged):
 @pytest.mark.parametrize('arguments', [
     {'share': 0}, {'share': 1.0}, {'size': 1}, {'size': None}, {'size': np.int64(3)}, {'lr': 0.0}, {'lr': math.sqrt},
     {'lr': math.inf}, {'betas': (1.0, 0.99)}, {'betas': [0, 0]}, {'layers': ()}, {'layers': (1, 2)}, {'layers': 3},
-    {'layers': None}, {'share': True}, {'share': 'x'}, {'free': -3.0}, {'mode': 'off'}, {'mode': 0},
+    {'layers': None}, {'share': True}, {'free': -3.0}, {'mode': 'off'}, {'mode': 0},
     {'mode': 2.0}, {'share': np.float32(0.5)}])
 def test_numbers_in_range_pass(arguments):
     Ranged(**arguments)
@@ -45,6 +45,8 @@ def test_numbers_in_range_pass(arguments):
     ({'betas': (0.9,)}, 'found tuple (0.9,)'),
     ({'layers': (8, 0)}, 'Ranged.layers must be a sequence, each an int >= 1 or an int >= 1, found tuple (8, 0)'),
     ({'layers': 0}, 'found int 0'),
+    ({'share': 'x'}, "Ranged.share must be a number in [0, 1], found str 'x'"),
+    ({'mode': 'on'}, "found str 'on'"),
     ({'mode': -1.0}, "Ranged.mode must be a number > 0 or 0 or 'off', found float -1.0"),
 ])
 def test_a_number_out_of_range_is_rejected_by_the_constructor(arguments, message):

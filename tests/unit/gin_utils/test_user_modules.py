@@ -238,6 +238,7 @@ def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch
     (tmp_path / 'own_package' / 'inner.py').write_text('')
     (assets / 'small.bin').write_bytes(b'1' * 900)
     (assets / 'large.bin').write_bytes(b'1' * 1001)
+    (tmp_path / 'own_package' / '.#inner.py').symlink_to('user@host.1234')  # Emacs is editing inner.py
     with caplog.at_level(logging.INFO):
         found = user_modules.copies([('own_package', str(tmp_path))])
     assert sorted(os.path.basename(file.name) for file in found) == ['__init__.py', 'inner.py', 'small.bin']

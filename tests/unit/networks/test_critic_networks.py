@@ -8,11 +8,12 @@ from torch import nn
 from alfx import gin_utils, nest
 from alfx.layers import FC
 from alfx.nest.utils import NestConcat, NestMultiply
+from alfx.networks.block_networks import LayerNorm
 from alfx.networks.critic_networks import (CriticNetwork, CriticQuantileNetwork, CriticRNNNetwork,
                                            ParallelCriticNetwork)
 from alfx.networks.network import NaiveParallelNetwork
 from alfx.networks.preprocessors import CosineEmbeddingPreprocessor
-from alfx.norm_layers import BatchNorm
+from alfx.norm_layers import BatchNorm, RmsNorm
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 OBSERVATION = TensorSpec((3, ))
@@ -291,3 +292,15 @@ def test_critics_of_a_stack_have_separate_batch_norm():
     torch.testing.assert_close(stack(pair), naive(pair))
     for stacked, separate in zip(stack.buffers(), zip(*(copy.buffers() for copy in naive.copies)), strict=True):
         torch.testing.assert_close(stacked, torch.cat(list(separate)) if stacked.ndim else separate[0])
+
+
+@pytest.mark.parametrize('norm', [nn.LayerNorm, LayerNorm, RmsNorm, BatchNorm])
+@pytest.mark.parametrize('batch', [1, 2, 4])
+def test_a_stack_normalizes_shared_inputs_like_its_networks(norm, batch):
+    network = CriticNetwork((TensorSpec((3, )), TensorSpec((2, ))), input_norm=norm, joint_fc_layer_params=(16, ))
+    stack = network.make_parallel(2).eval()
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter)
+    inputs = torch.randn(batch, 3), torch.randn(batch, 2)
+    stacked = nest.map_structure(lambda x: x.unsqueeze(1).expand(-1, 2, -1), inputs)
+    torch.testing.assert_close(stack(inputs)[0], stack(stacked)[0])

@@ -217,3 +217,11 @@ def test_a_full_disk_is_named_when_a_dataset_is_written(tmp_path, monkeypatch):
     with pytest.raises(DatasetError, match='cannot be written: No space left on device\n  nothing has been changed'):
         dataset_folder.write(str(tmp_path / 'data'), make(), {})
     assert not os.listdir(tmp_path / 'data')
+
+
+def test_a_dataset_is_written_to_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    dataset_folder.write('~/own', make(), {})
+    assert dataset_folder.is_dataset(str(tmp_path / 'own'))
+    with pytest.raises(DatasetError, match='exists already'):
+        dataset_folder.check_writable('~/own', overwrite=False)

@@ -182,6 +182,15 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     assert all(np.isfinite(r['average_return']) and r['episodes'] == 3 for r in results)
 
 
+def test_evaluations_that_a_stop_prevents_are_logged(tmp_path, algorithm, conf_file):
+    evaluator = Evaluator(make_config(tmp_path, num_eval_episodes=3), conf_file)
+    for counter in (5, 6):
+        context.set_global_counter(counter)
+        evaluator.eval(algorithm, {})
+    evaluator.close(timeout=0.0)
+    assert evaluator.messages() == ['not completed: evaluations at 5, 6']
+
+
 def test_the_evaluation_process_reports_unused_bindings(tmp_path, algorithm, conf_file):
     with open(conf_file, 'a', encoding='utf8') as file:
         file.write('\nevaluation/SmallPolicy.debug_summaries = True\n')

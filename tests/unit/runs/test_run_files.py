@@ -148,3 +148,11 @@ def test_runs_are_found_in_the_folder_of_a_search(tmp_path, argument):
         os.makedirs(os.path.join(run, 'conf'))
     (tmp_path / 'search' / 'search').mkdir()  # not a run
     assert run_folders(str(tmp_path / argument)) == (runs[:1] if '0000' in argument else runs)
+
+
+def test_runs_at_different_depths_are_all_found(tmp_path):
+    runs = [str(tmp_path / name) for name in ('base', os.path.join('seeds', 'seed-1'), os.path.join('seeds', 'seed-2'))]
+    for run in runs:
+        os.makedirs(os.path.join(run, 'train'))  # which is not searched for runs
+    (tmp_path / 'seeds' / 'logs').mkdir()
+    assert run_folders(str(tmp_path)) == run_folders(f'{tmp_path}/') == runs

@@ -117,3 +117,10 @@ def test_a_required_binding_is_checked_where_others_may_be_unused(tmp_path):
     gin_utils.load(str(path), allow_unused=True)
     gin_utils.refuse_unused(gin_utils.unused_bindings())
     gin_utils.clear()
+
+
+def test_the_best_conf_finds_the_modules_of_the_search_conf(tmp_path):
+    (tmp_path / 'module_of_a_search.py').write_text('VALUE = 1\n')
+    prepared(tmp_path, 'import module_of_a_search\n' + TRAINING)
+    copies = [tmp_path / 'search' / 'module_of_a_search.py', tmp_path / 'search' / 'search' / 'module_of_a_search.py']
+    assert all(path.read_text() == 'VALUE = 1\n' for path in copies)  # next to best.gin, and to the conf of the trials

@@ -219,7 +219,7 @@ def test_offline_runs_are_measured_in_updates_and_may_state_a_score(results, tmp
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
         folder.mkdir(parents=True, exist_ok=True)
         (folder / 'versions.json').write_text('{}')
-        (folder.parent / 'progress.csv').write_text('iteration,env_steps,seconds,train/updates\n200,0,1.5,20000\n')
+        (folder.parent / 'progress.csv').write_text('iteration,env_steps,seconds,train/updates\n199,0,1.5,20000\n')
         return json.dumps({'epsilon_greedy=0': {'returns': [-200.0], 'env_info': {}, 'measures': {},
                                                 'normalized_score': 90.0}})
 
@@ -293,3 +293,23 @@ def test_results_of_a_conf_that_has_changed_since_are_marked(results, tmp_path):
     rows = {name: results.rows_of(name, store.confs[name])[0] for name in store.confs}
     assert rows['ppo_cart_pole'][9:11] == ['500', 'reached'] and rows['some_conf'][10] == 'reached'
     assert rows['ppo_pendulum'][10] == 'older conf'
+
+
+def test_results_that_another_process_adds_meanwhile_are_kept(results, tmp_path):
+    first, second = (results.Store(tmp_path / 'results.json') for _ in range(2))
+    second.add(a_task(results), 0, a_run([10.0]))
+    first.update()
+    assert 'some_conf' in results.Store(tmp_path / 'results.json').confs
+
+
+def test_an_unexpected_error_does_not_end_the_other_runs(results, tmp_path, monkeypatch, capsys):
+    def run(task, seed, *args):
+        if not seed:
+            raise IndexError('an empty table')
+        return a_run([10.0])
+
+    monkeypatch.setattr(results, 'train_and_evaluate', run)
+    store = results.Store(tmp_path / 'results.json')
+    assert results.run_all([a_task(results)], 2, store, tmp_path, 1, 1) == 1
+    assert list(store.confs['some_conf']['runs']) == ['1']
+    assert 'some_conf seed 0 failed: IndexError' in capsys.readouterr().out
