@@ -154,8 +154,6 @@ ALGORITHMS = {
         'cql_pendulum', ('CqlAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
     'a policy without a distribution in IQL': (
         'iql_pendulum', ('IqlAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
-    'causal cloning of single steps': (
-        'causal_bc_pendulum', ('TrainerConfig.mini_batch_length = 1', ), 'mini_batch_length'),
 }
 
 
@@ -168,6 +166,13 @@ def test_an_algorithm_unsuitable_for_the_environment_raises(case):
     with pytest.raises((ConfError, ValueError), match=f'(?s){message}') as caught:
         start(conf, *params).train()
     assert gin_utils.is_explained(caught.value) or isinstance(caught.value, ConfError)
+
+
+def test_causal_cloning_of_single_steps_trains_on_pairs():
+    write('data/pendulum/tcn')
+    trainer = start('causal_bc_pendulum', 'TrainerConfig.mini_batch_length = 1')
+    trainer.train()
+    assert trainer._config.mini_batch_length == 2 and trainer.current_iterations() > 0
 
 
 def test_data_without_a_digest_logs_a_warning(caplog):
