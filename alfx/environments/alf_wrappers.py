@@ -357,28 +357,36 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
 
     Args:
         env: an environment whose ``env_info`` has 'lives', as that of every Atari game.
+        fire_action: action that replaces the one after the loss of a life, for games that otherwise wait: 1 (FIRE) in
+            Breakout. The preprocessing of OpenAI Baselines presses FIRE there as well. ``None``: none is replaced.
     """
 
-    _STATE = ('_lives', )
+    _STATE = ('_lives', '_lost')
 
-    def __init__(self, env: AlfEnvironment):
+    def __init__(self, env: AlfEnvironment, fire_action: int | None = None):
         super().__init__(env)
+        if fire_action is not None and not 0 <= fire_action <= (largest := int(env.action_spec().maximum)):
+            raise EnvironmentLoadError(f'AtariTerminalOnLifeLossWrapper.fire_action: expected 0 to {largest}, found '
+                                       f'{fire_action}')
+        self._fire_action = fire_action
         spec = env.env_info_spec()
         if not isinstance(spec, dict) or 'lives' not in spec:
             raise EnvironmentLoadError("AtariTerminalOnLifeLossWrapper: env_info has no 'lives'; load the environment "
                                        "with env_info_keys=('lives',)")
-        self._lives = torch.zeros(self.batch_size)
+        self._lives, self._lost = torch.zeros(self.batch_size), torch.zeros(self.batch_size, dtype=torch.bool)
 
     def _reset(self) -> TimeStep:
         time_step = self._env.reset()
-        self._lives = time_step.env_info['lives']
+        self._lives, self._lost = time_step.env_info['lives'], torch.zeros_like(self._lost)
         return time_step
 
     def _step(self, action: NestedTensor) -> TimeStep:
+        if self._fire_action is not None:
+            action = action.masked_fill(self._lost, self._fire_action)
         time_step = self._env.step(action)
-        lost = (time_step.env_info['lives'] < self._lives) & time_step.is_mid()
+        self._lost = (time_step.env_info['lives'] < self._lives) & time_step.is_mid()
         self._lives = time_step.env_info['lives']
-        return time_step._replace(discount=time_step.discount.masked_fill(lost, 0))
+        return time_step._replace(discount=time_step.discount.masked_fill(self._lost, 0))
 
 
 @configurable

@@ -246,6 +246,18 @@ class TestLives:
         assert [x for x, _ in discounts] == [1, 0, 1, 0, 1, 1, 1, 0, 1]
         assert [x for _, x in discounts] == [1, 0, 1, 0, 1, 0, 1, 0, 1]
 
+    def test_fire_is_pressed_after_a_lost_life(self):
+        """Lose lives at steps 2 and 4 of a game with 5 steps; the sixth step resets it."""
+        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
+            SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', ), seed=0), fire_action=1)
+        env.reset()
+        pressed = [int(env.step(torch.zeros(1, dtype=torch.int64)).prev_action) for _ in range(4)]
+        env.reset()
+        pressed.append(int(env.step(torch.zeros(1, dtype=torch.int64)).prev_action))
+        assert pressed == [0, 0, 1, 0, 0]
+        with pytest.raises(EnvironmentLoadError, match='fire_action: expected 0 to .*, found 99'):
+            AtariTerminalOnLifeLossWrapper(env, fire_action=99)
+
     def test_an_environment_without_a_life_counter_is_rejected(self):
         with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):
             AtariTerminalOnLifeLossWrapper(count_env(1))
