@@ -115,6 +115,7 @@ class Evaluator(RunEvaluator):
             logger.error(self._messages[-1])
         process.end(0.0)
         self._process = None
+        self._waiting.clear()
         return False
 
     def _collect(self) -> None:
