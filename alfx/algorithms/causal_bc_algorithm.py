@@ -42,7 +42,7 @@ BcLossInfo = namedtuple('BcLossInfo', ['actor', 'discriminator'], default_value=
 class CausalBcAlgorithm(BcAlgorithm):
     """Behavior cloning of actions with temporally correlated noise; see the module.
 
-    Needs pairs of steps: ``TrainerConfig.mini_batch_length`` of 2 or more.
+    Needs pairs of steps: a ``TrainerConfig.mini_batch_length`` of 1 is read as 2.
 
     Args:
         observation_spec: nest of specs of the observation.

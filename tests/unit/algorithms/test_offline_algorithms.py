@@ -112,9 +112,9 @@ def test_compiled_updates_match_eager_ones_in_every_phase(name, config_args, tmp
         torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=lambda text, path=path: f'{path}: {text}')
 
 
-def test_causal_cloning_needs_pairs_of_steps(tmp_path):
-    with pytest.raises((ConfError, ValueError), match='mini_batch_length'):
-        agent_of('causal bc', tmp_path, mini_batch_length=1)
+def test_causal_cloning_trains_on_pairs_of_steps(tmp_path):
+    agent = agent_of('causal bc', tmp_path, mini_batch_length=1)
+    assert agent._config.mini_batch_length == 2
 
 
 def calibrated_agent(name, tmp_path, buffer_args=None, loss_args=None, **kwargs):
