@@ -198,8 +198,10 @@ class TestEveryOptimizer:
     def test_wrong_arguments_are_rejected_by_name(self, cls):
         with pytest.raises(ValueError, match=rf'{cls.__name__}.lr must be a number >= 0 .*found int -1'):
             cls(lr=-1)
-        with pytest.raises(TypeError, match=rf"{cls.__name__}.lr: .*found 'fast'"):
+        with pytest.raises(ValueError, match=rf"{cls.__name__}.lr must be a number >= 0 .*found str 'fast'"):
             cls(lr='fast')
+        with pytest.raises(TypeError, match=rf'{cls.__name__}.lr: .*found None'):
+            cls(lr=None)
         with pytest.raises(ValueError, match='gradient_clipping must be a number > 0 or None, found int 0'):
             cls(lr=0.1, gradient_clipping=0)
         with pytest.raises(TypeError, match=r'gradient_clipping: expected a number or None, found True'):
