@@ -4,11 +4,12 @@ import math
 import pytest
 import torch
 
-from alfx.algorithms.actor_critic_algorithm import ActorCriticInfo
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss, normalize_advantages
 from alfx.algorithms.ppo_algorithm import PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
-from alfx.data_structures import StepType
+from alfx.data_structures import StepType, TimeStep
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.dist_utils import Categorical
 
 F, M, L = StepType.FIRST, StepType.MID, StepType.LAST
@@ -236,3 +237,10 @@ def test_ppo_checks_for_nan_only_on_request_and_then_eagerly(check):
         assert loss(info._replace(advantages=torch.ones_like(advantages))).extra.pg_loss.isfinite().all()
     else:
         assert loss(info).loss.isnan().sum() == 1
+
+
+def test_the_weight_of_a_reward_vector_of_one_component_is_used():
+    algorithm = ActorCriticAlgorithm(TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0),
+                                     reward_spec=TensorSpec((1, )), reward_weights=[-1.0])
+    weights = algorithm._batched_reward_weights(TimeStep(reward=torch.zeros(4, 1)))
+    assert torch.equal(weights, -torch.ones(4, 1))
