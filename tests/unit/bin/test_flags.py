@@ -168,6 +168,12 @@ def test_a_file_that_cannot_be_written_is_rejected_by_its_flag(name, message, tm
         conf_flags.check_output('conf')
 
 
+def test_a_file_in_a_read_only_folder_is_rejected_early(monkeypatch):
+    monkeypatch.setattr(conf_flags.os, 'access', lambda folder, mode: False)
+    with flag_values(conf='x.json'), pytest.raises(gin_utils.ConfError, match="folder '' cannot be written"):
+        conf_flags.check_output('conf')
+
+
 @pytest.mark.parametrize('name', ['x.json', '-', None])
 def test_a_file_in_this_folder_and_the_terminal_can_be_written(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -91,6 +91,14 @@ def test_the_command_creates_the_folder_and_prints_how_to_start_it(run, tmp_path
     assert forking.branched_at(run) is None
 
 
+def test_a_fork_has_the_tables_of_callbacks(run, tmp_path):
+    copy = tmp_path / 'run'
+    shutil.copytree(run, copy)
+    (copy / 'episodes.csv').write_text('number,return\n1,9\n')
+    forking.branch(str(copy), steps_of(copy)[0], [], str(tmp_path / 'fork'))
+    assert (tmp_path / 'fork' / 'episodes.csv').read_text() == 'number,return\n1,9\n'
+
+
 def test_a_fork_of_a_damaged_checkpoint_creates_nothing(run, tmp_path):
     shutil.copytree(run, tmp_path / 'run')
     path = Checkpointer(run_files.checkpoint_dir(str(tmp_path / 'run'))).path(steps_of(run)[-1])
