@@ -357,8 +357,8 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
 
     Args:
         env: an environment whose ``env_info`` has 'lives', as that of every Atari game.
-        fire_action: action that replaces the one after the loss of a life, for games that otherwise wait: 1 (FIRE) in
-            Breakout. The preprocessing of OpenAI Baselines presses FIRE there as well. ``None``: none is replaced.
+        fire_action: action to execute after the loss of a life instead of the given action, for games that wait for it:
+            1 (FIRE) in Breakout, as in the preprocessing of OpenAI Baselines. ``None``: execute the given action.
     """
 
     _STATE = ('_lives', '_lost')
