@@ -426,3 +426,21 @@ class ParallelLayerNorm(nn.Module):
         if first is not None:
             weight, bias = weight.narrow(0, 0, first), bias.narrow(0, 0, first)
         return torch.addcmul(bias, F.layer_norm(inputs, (self._size, ), eps=self._eps), weight)
+
+
+class ChannelLayerNorm(nn.Module):
+    """Layer norm over the channels of each position of ``[B, (n *) channels, H, W]``, for ``n`` stacked convolutions.
+
+    Args:
+        channels: channels of each convolution.
+        n: number of convolutions.
+    """
+
+    def __init__(self, channels: int, n: int = 1):
+        super().__init__()
+        self._n = n
+        self._norm = ParallelLayerNorm(n, channels)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Normalize the features of each position."""
+        return self._norm(inputs.movedim(-3, -1).unflatten(-1, (self._n, -1))).flatten(-2).movedim(-1, -3)

@@ -4,8 +4,9 @@ Many environments are stepped together. Each unroll is trained on in minibatches
 lambda-returns of the network that acted, and then dropped. Instead of a target network, layer norm
 (``QNetwork.use_layer_norm``) keeps the values bounded; a network without it often diverges.
 
-Differs from the paper: an episode that a time limit ends is bootstrapped from its last observation, and layer norm
-behind a convolution is over channels and positions together.
+Differs from the paper: an episode that a time limit ends is bootstrapped from its last observation. Behind a
+convolution, the authors' code normalizes the channels of each position (``QNetwork.use_layer_norm = 'channels'``);
+``True`` normalizes channels and positions together, as CleanRL does.
 """
 from collections.abc import Callable
 from typing import Any

@@ -108,7 +108,8 @@ class Conv2D(_ConvBase):
         padding: rows and columns of zeros on each side, or one number for both.
         use_bias: add a bias; ``None`` adds one unless there is batch norm.
         use_bn: use batch norm before the activation.
-        use_ln: normalize over channels and positions before the activation; excludes ``use_bn``.
+        use_ln: normalize over channels and positions before the activation, or with ``'channels'`` over the channels
+            of each position; excludes ``use_bn``.
         weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
         bn_ctor: creates the batch norm from the number of channels.
         kernel_initializer: initializes the weights in place; ``None`` uses
@@ -123,7 +124,7 @@ class Conv2D(_ConvBase):
 
     def __init__(self, in_channels: Count, out_channels: Count, kernel_size: Size2d,
                  activation: w.Activation = torch.relu_, strides: Size2d = 1, padding: Size2d = 0,
-                 use_bias: bool | None = None, use_bn: bool = False, use_ln: bool = False,
+                 use_bias: bool | None = None, use_bn: bool = False, use_ln: w.LayerNormOption = False,
                  weight_opt_args: dict | None = None, bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
                  kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
                  bias_init_value: float = 0.0, use_torch_init: bool = False):

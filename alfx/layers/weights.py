@@ -1,18 +1,19 @@
 """What the layers with weights have in common: initial values, optimizer arguments, normalization."""
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from alfx.initializers import default_init, initial_weights
 from alfx.layers.sequential import make_parallel_net, reset_parameters
-from alfx.norm_layers import ParallelLayerNorm
+from alfx.norm_layers import ChannelLayerNorm, ParallelLayerNorm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 Initializer = Callable[[torch.Tensor], Any]
 Norm = Callable[[int], nn.Module]
+LayerNormOption = bool | Literal['channels']
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
@@ -96,14 +97,16 @@ def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm,
     return None
 
 
-def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
-              ) -> nn.Module | None:
+def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: LayerNormOption, bn_ctor: Norm) -> nn.Module | None:
     """The normalization behind a convolution, or behind ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
 
-    Layer norm is over channels and positions together, with a scale and a shift for each channel.
+    Layer norm is over channels and positions together, or with ``'channels'`` over the channels of each position.
+    Both have a scale and a shift for each channel.
     """
     if use_bn:
         return bn_ctor(channels if n is None else n * channels)
+    if use_ln == 'channels':
+        return ChannelLayerNorm(channels, n or 1)
     if use_ln:
         return nn.GroupNorm(1, channels) if n is None else nn.GroupNorm(n, n * channels)
     return None

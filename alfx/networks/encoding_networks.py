@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
-from alfx.layers import (FC, Activation, Initializer, NaiveParallelLayer, Norm, Reshape, Size2d, first_layers,
-                         make_parallel_input, make_parallel_net, make_parallel_spec, pair)
+from alfx.layers import (FC, Activation, Initializer, LayerNormOption, NaiveParallelLayer, Norm, Reshape, Size2d,
+                         first_layers, make_parallel_input, make_parallel_net, make_parallel_spec, pair)
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
@@ -138,7 +138,8 @@ class EncodingNetwork(PreprocessorNetwork):
         last_use_fc_bn: use batch norm in the last layer.
         last_use_fc_ln: use layer norm in the last layer.
         name: name of the network.
-        use_conv_ln: use layer norm, over channels and positions, in convolutions.
+        use_conv_ln: use layer norm in convolutions, over channels and positions, or with ``'channels'`` over the
+            channels of each position.
         norm: creates a norm of the fully connected layers except the last from their number of features, such as
             :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
@@ -159,7 +160,7 @@ class EncodingNetwork(PreprocessorNetwork):
                  use_batch_ensemble: bool = False, ensemble_size: Count = 10, input_with_ensemble_ids: bool = False,
                  last_layer_size: Count | None = None, last_activation: Activation | None = None,
                  last_kernel_initializer: Initializer | None = None, last_use_fc_bn: bool = False,
-                 last_use_fc_ln: bool = False, name: str = 'EncodingNetwork', use_conv_ln: bool = False,
+                 last_use_fc_ln: bool = False, name: str = 'EncodingNetwork', use_conv_ln: LayerNormOption = False,
                  norm: Norm | None = None, norm_position: str = 'before', input_norm: Norm | None = None,
                  dropout: Fraction = 0.0):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.layers import Activation, Conv2D, ElementwiseLayerBase, Initializer, Sequential, make_parallel_net, pair
+from alfx.layers import (Activation, Conv2D, ElementwiseLayerBase, Initializer, LayerNormOption, Sequential,
+                         make_parallel_net, pair)
 from alfx.networks.network import Network, ParallelNetworkWrapper
 from alfx.tensor_specs import NestedTensor
 
@@ -28,7 +29,7 @@ class MaxPool2D(ElementwiseLayerBase):
 
 def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
                 kernel_initializer: Initializer | None, where: str, use_bias: bool | None = None,
-                use_ln: bool = False) -> tuple[list[nn.Module], tuple[int, int, int]]:
+                use_ln: LayerNormOption = False) -> tuple[list[nn.Module], tuple[int, int, int]]:
     """Create the convolutions; returns them and the ``(C, H, W)`` of their output."""
     if not conv_layer_params:
         raise ValueError(f'{where}: expected at least one layer in conv_layer_params')

@@ -12,7 +12,7 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.layers import FC, Activation, ElementwiseLayerBase, Initializer, Reshape, Sequential
+from alfx.layers import FC, Activation, ElementwiseLayerBase, Initializer, LayerNormOption, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.image_layers import conv_layers
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensorSpec, TensorSpec
@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
 def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, enabled: bool = True,
                    most_values: int = 1024, conv_layer_params: Sequence[tuple] | None = None,
                    image_features: int = 256, activation: Activation = torch.relu_,
-                   kernel_initializer: Initializer | None = None, use_conv_ln: bool = False) -> Prepared:
+                   kernel_initializer: Initializer | None = None, use_conv_ln: LayerNormOption = False) -> Prepared:
     """Choose preprocessors for an input without preprocessors in the conf.
 
     Args:
@@ -118,7 +118,7 @@ def _layer_for(spec: TensorSpec, most_values: int, alone: bool) -> Any:
 
 
 def _convolutions(spec: TensorSpec, path: str, conv_layer_params: Sequence[tuple] | None, features: int,
-                  activation: Activation, initializer: Initializer | None, use_ln: bool) -> Sequential:
+                  activation: Activation, initializer: Initializer | None, use_ln: LayerNormOption) -> Sequential:
     """Create the layers that map an image ``(C, H, W)`` to a vector of ``features`` numbers."""
     if not conv_layer_params:
         size = min(spec.shape[1:])

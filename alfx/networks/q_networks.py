@@ -14,7 +14,7 @@ from torch import nn
 
 from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import FC, Activation, Initializer, make_parallel_net
+from alfx.layers import FC, Activation, Initializer, LayerNormOption, make_parallel_net
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
                                              EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
@@ -224,7 +224,8 @@ class QNetwork(QNetworkBase):
         noisy: see ``QNetworkBase``; all fully connected layers are noisy.
         num_atoms: see ``QNetworkBase``.
         use_layer_norm: use layer norm before the activation of all layers except the last; not with ``dueling`` or
-            ``noisy``.
+            ``noisy``. Behind a convolution it is over channels and positions, or with ``'channels'`` over the channels
+            of each position.
         noise_std: see ``QNetworkBase``.
         kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
             ``input_preprocessors_ctor``, ``use_fc_bn`` and the arguments of layer norm, of the last layer and of
@@ -243,7 +244,7 @@ class QNetwork(QNetworkBase):
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
                  dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
-                 use_layer_norm: bool = False, noise_std: NonNegative | None = None, **kwargs: Any):
+                 use_layer_norm: LayerNormOption = False, noise_std: NonNegative | None = None, **kwargs: Any):
         if use_layer_norm and (dueling or noisy):
             raise ValueError(f"{kwargs['name']}: use_layer_norm is not supported together with "
                              f"{'dueling' if dueling else 'noisy'}; set one of them to False")
@@ -253,7 +254,7 @@ class QNetwork(QNetworkBase):
             use_naive_parallel_network=use_naive_parallel_network, head_fc_layer_params=head_layers,
             head_activation=activation, head_kernel_initializer=kernel_initializer, dueling=dueling, noisy=noisy,
             noise_std=noise_std, num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation,
-            use_fc_ln=use_layer_norm, use_conv_ln=use_layer_norm, kernel_initializer=kernel_initializer, **kwargs)
+            use_fc_ln=bool(use_layer_norm), use_conv_ln=use_layer_norm, kernel_initializer=kernel_initializer, **kwargs)
 
 
 @configurable

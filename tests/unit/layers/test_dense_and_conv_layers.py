@@ -101,6 +101,24 @@ def test_large_images_are_computed_with_channels_last_and_the_same_values(size, 
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize('n', [None, 2])
+def test_layer_norm_over_channels_is_computed_at_each_position(n):
+    layer = layers.Conv2D(2, 3, 2, activation=lambda x: x, use_ln='channels')
+    inputs = torch.randn(4, 2, 5, 6).contiguous(memory_format=torch.channels_last)
+    plain = layer if n is None else layer.make_parallel(n)
+    norm = plain._norm._norm
+    with torch.no_grad():
+        norm.weight.uniform_(-2, 2)
+        norm.bias.uniform_(-2, 2)
+    for i in range(n or 1):
+        weight, bias = (plain.weight, plain.bias) if n is None else (plain.weight[i], plain.bias[i])
+        features = torch.conv2d(inputs, weight, bias).permute(0, 2, 3, 1)
+        expected = nn.functional.layer_norm(features, (3, ), norm.weight[i], norm.bias[i]).permute(0, 3, 1, 2)
+        torch.testing.assert_close(plain(inputs) if n is None else plain(inputs)[:, i], expected)
+    plain.reset_parameters()
+    assert (norm.weight == 1).all() and (norm.bias == 0).all()
+
+
 def test_layer_norm_of_convolutions_is_over_channels_and_positions():
     layer = layers.Conv2D(2, 3, 2, activation=lambda x: x, use_ln=True)
     y = layer(torch.randn(4, 2, 5, 5))
