@@ -30,7 +30,7 @@ TrainerConfig.summarize_grads_and_vars = True
 TrainerConfig.summarize_action_distributions = True
 '''
 UNROLLS = 'TrainerConfig.unroll_length = 8\nTrainerConfig.num_iterations = 3\nTrainerConfig.mini_batch_size = 8\n'
-SAMPLES = ('TrainerConfig.initial_collect_steps = 16\nTrainerConfig.num_iterations = 12\n'
+SAMPLES = ('TrainerConfig.initial_collect_steps = 16\nTrainerConfig.num_iterations = 7\n'
            'TrainerConfig.unroll_length = 4\nTrainerConfig.mini_batch_size = 8\n'
            'TrainerConfig.replay_buffer_length = 64\n')
 SHORT = 'suite_gym.load.max_episode_steps = 20\n'

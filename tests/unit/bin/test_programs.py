@@ -173,9 +173,9 @@ def test_programs_work_without_readers_of_their_output(command_line, code):
 
 def test_rendering_without_a_display_prints_nothing_about_displays(tmp_path):
     unset = ('SDL_VIDEODRIVER', 'DISPLAY', 'WAYLAND_DISPLAY', 'XDG_RUNTIME_DIR')
-    done = subprocess.run([sys.executable, '-m', 'alfx', 'play', 'zoo:q_learning_taxi', '--num_episodes', '1'],
-                          env={name: value for name, value in os.environ.items() if name not in unset},
-                          capture_output=True, text=True, timeout=100)
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'play', 'zoo:q_learning_taxi', '--num_episodes', '1'],
+                           env={name: value for name, value in os.environ.items() if name not in unset},
+                           capture_output=True, text=True, timeout=100)
     assert done.returncode == 0
     assert done.stderr == 'no display is available, so no window opens; --record_file play.mp4 records a video\n'
 

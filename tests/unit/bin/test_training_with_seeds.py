@@ -1,9 +1,9 @@
 """Training with several seeds: the runs, their summary, failures, resuming, and contradicting flags."""
 import re
-import subprocess
 import sys
 
 import pytest
+from helpers import warm_starts
 from helpers.flag_values import flag_values
 
 from alfx import gin_utils
@@ -22,8 +22,8 @@ TrainerConfig.num_env_steps = 400
 
 
 def alfx(*arguments, code=0):
-    result = subprocess.run([sys.executable, '-m', 'alfx', 'train', *map(str, arguments)], capture_output=True,
-                            text=True, timeout=300)
+    result = warm_starts.run([sys.executable, '-m', 'alfx', 'train', *map(str, arguments)], capture_output=True,
+                             text=True, timeout=300)
     assert result.returncode == code, result.stdout + result.stderr
     return result.stdout
 

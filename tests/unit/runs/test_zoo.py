@@ -1,9 +1,9 @@
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from helpers import warm_starts
 
 import alfx
 from alfx.gin_utils import ConfError
@@ -58,8 +58,8 @@ def test_programs_take_agents_as_run_folders_and_reject_to_train_them(tmp_path):
     name = 'zoo:ppo_episodic_count_minigrid_doorkey_8x8'
 
     def alfx_program(*arguments):
-        return subprocess.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, cwd=tmp_path,
-                              check=False)
+        return warm_starts.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True,
+                               cwd=tmp_path)
 
     result = alfx_program('evaluate', name, '--num_episodes', '1')
     assert result.returncode == 0 and 'return' in result.stdout

@@ -1,10 +1,10 @@
 """The tools of the tree search: speed and showing a tree."""
 import pathlib
-import subprocess
 import sys
 
 import pytest
 import torch
+from helpers import warm_starts
 
 from alfx.engine.plan import backends
 
@@ -33,8 +33,8 @@ def test_every_measured_run_is_a_separate_search_and_takes_time(monkeypatch):
 
 def test_a_tree_is_printed_with_the_most_visited_action_first():
     command = [sys.executable, str(TOOLS / 'show_tree.py'), '--position', 'XX. OO. ...', '--simulations', '60']
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = warm_starts.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert lines[0].startswith('root: visits 61') and lines[0].endswith('player 0 to move')
     assert lines[1].startswith('├─ 2: visits') and lines[1].endswith('over')
-    wrong = subprocess.run([*command[:3], 'XX'], capture_output=True, text=True)
+    wrong = warm_starts.run([*command[:3], 'XX'], capture_output=True, text=True)
     assert wrong.returncode != 0 and 'expected three lines' in wrong.stderr
