@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60.0  # after waiting this long, a process logs what it waits
 _LAST_LINES, _LAST_BYTES = 12, 8192
 
 SPAWN = multiprocessing.get_context('spawn')
-_STARTED_BY = os.getppid()
+_STARTED_BY = {os.getpid(): os.getppid()}  # without the processes forked from this one
 
 
 def num_cores() -> int:
@@ -152,8 +152,8 @@ def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 def is_orphan() -> bool:
     """Return whether the process that started this one has ended."""
-    parent = multiprocessing.parent_process()
-    return os.getppid() != (_STARTED_BY if parent is None else parent.pid)
+    parent = multiprocessing.parent_process()  # not the one that forked a process of a 'forkserver'
+    return os.getppid() != _STARTED_BY.get(os.getpid(), os.getppid() if parent is None else parent.pid)
 
 
 def leave_signals_to_parent() -> None:

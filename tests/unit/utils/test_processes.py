@@ -1,10 +1,12 @@
 """Child processes: start, end, and the messages about them."""
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 import types
+from multiprocessing import forkserver
 
 import pytest
 from helpers.unroll_fakes import wait_for
@@ -187,3 +189,11 @@ def test_the_number_of_cores_follows_the_affinity_of_the_process():
     finally:
         os.sched_setaffinity(0, allowed)
     assert processes.num_cores() == len(allowed)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+def test_a_process_of_a_living_parent_is_no_orphan(method):
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(processes.is_orphan) is False
+    forkserver._forkserver._stop()
