@@ -69,6 +69,7 @@ INSTEAD = {
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
     'BestEvalChecker': 'remove it with its parameter: keep TrainerConfig.num_checkpoints checkpoints and compare them '
                        'with alfx evaluate',
+    'TrainerConfig.device': 'remove it: the device is an argument of the command line, --device=cuda',
     # environments
     '*.sparse_reward': 'write a wrapper that adds 1 to the reward and ends the episode at the goal, in '
                        'gym_env_wrappers, and for hindsight HindsightExperienceTransformer.reward_fn',
@@ -113,6 +114,9 @@ ELSEWHERE = {
         'create_environment.env_name': 'env_id env environment game task',
         'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
                                                         'num_envs_per_env_runner',
+        'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length',
+        'FrameStacker.stack_size': 'frame_stack num_stack n_stack framestack',
+        'TrainerConfig.stop_at_return': 'early_stopping stop_reward reward_threshold',
         'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs',
         'SacAlgorithm.target_update_tau': 'tau polyak',
         'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',

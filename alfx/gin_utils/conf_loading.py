@@ -244,9 +244,10 @@ def _do_imports(statements: Sequence[Statement],
     problems: list[Problem] = []
     own: list[tuple[str, str]] = []
     for statement in statements:
-        if statement.kind != 'import':
+        env_id = re.fullmatch(r'([\w.]+):[^:]+', str(statement.value) if statement.name == 'env_name' else '')
+        if statement.kind != 'import' and (env_id is None or not trust.is_trusted()):
             continue
-        module = statement.selector
+        module = statement.selector if env_id is None else env_id[1]
         if module.startswith('__gin__'):
             problems.append(Problem(statement.location, f"'{statement.value}' is not supported: a conf uses registered "
                                     'names', 'remove the line'))
@@ -265,6 +266,8 @@ def _do_imports(statements: Sequence[Statement],
         if folder is not None:
             own.append((module, folder))
             _warn_of_changes(module, folder, kept, folders[1:])
+        if env_id is not None:  # imported by the loader of the environment
+            continue
         try:
             importlib.import_module(module)
         except ImportError as error:

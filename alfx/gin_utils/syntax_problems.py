@@ -58,6 +58,10 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
             return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
         if word.lower() in ('true', 'false', 'none'):
             hint = f'write {word.capitalize()}'
+        elif word.lower() in ('inf', 'infinity'):
+            hint = 'write %alfx.infinity'
+        elif re.search(r'[(\[]', written):
+            hint = 'a conf contains no calls and expressions: write the result'
         elif written.startswith('include '):
             hint = f"write include '{written.split()[-1]}'"
         elif re.match(r"""\w+['"]""", written):
@@ -69,6 +73,8 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         message, hint = 'the file ends inside a bracket or a string', 'close it'
     elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
         message, hint = _NOT_CLOSED, 'close it'
+    elif re.search("""['"]""", code):
+        message, hint = 'a string is not closed', 'close it'
     elif re.match(r'\s*[\w./]+\s*:\s*[^\s]', code) and '=' not in code:
         message = 'a colon is followed by a value'
         hint = 'write Name.parameter = value, or parameter = value in a block'
@@ -86,5 +92,7 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
     elif message.startswith('Expected newline'):
         message, hint = 'the line continues after the value', 'write one statement per line; text needs quotes'
+        if re.search(r'=.*,\s*\S', code):
+            hint = 'write a tuple in parentheses: (64, 64)'
     shown = line_text.strip()
     return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)

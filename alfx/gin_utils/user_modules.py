@@ -51,12 +51,12 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
         ConfError: this process has already imported a different module of this name.
     """
     top = module.partition('.')[0]
-    folder = next((folder for folder in folders if _file_of(folder, top)), None)
+    folder = next((folder for folder in folders if _file_of(folder, module)), None)
     if folder is None or top == 'alfx':
         return None
     folder = next((origin for origin in origins(folder) if _are_equal(origin, copies([(module, folder)]))), folder)
     known = getattr(sys.modules.get(top), '__file__', None)
-    path = _file_of(folder, top) or ''
+    path = _file_of(folder, module) or ''
     if known is not None and os.path.realpath(known) != os.path.realpath(path) and _read(known) != _read(path):
         raise ConfError([Problem('', f"'{top}' refers to {path} here, but this process has already imported a "
                                  f'different file, {known}', 'use a separate process for each, or rename one')])
@@ -73,7 +73,7 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         found: dotted names of modules, each with the folder it was found in.
     """
     files: dict[str, OwnFile] = {}
-    code = [(path, folder) for module, folder in found for path in _files_of(folder, module.partition('.')[0])]
+    code = [(path, folder) for module, folder in found for path in _files_of(folder, module)]
     data: list[tuple[str, str]] = []
     left_out, bytes_left = [], _MOST_BYTES
     while code or data:
@@ -90,7 +90,8 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         text = files[name].content.decode('utf8', errors='replace') if is_code or size < _MOST_BYTES // 20 else ''
         others = _named_in(text, os.path.dirname(path))
         if is_code:
-            others += [file for top in _imported_by(text) if top != 'alfx' for file in _files_of(folder, top)]
+            others += [file for module in _imported_by(text) if module.partition('.')[0] != 'alfx'
+                       for file in _files_of(folder, module)]
         for other in others:
             (code if other.endswith('.py') else data).append((other, folder))
     if left_out:
@@ -120,15 +121,20 @@ def _are_equal(folder: str, files: Iterable[OwnFile]) -> bool:
                for file in files)
 
 
-def _file_of(folder: str, top: str) -> str | None:
-    """Return the file of a module or package in a folder; ``None`` if there is none."""
-    names = (os.path.join(top, '__init__.py'), f'{top}.py', *(f'{top}{suffix}' for suffix in EXTENSION_SUFFIXES))
+def _file_of(folder: str, module: str) -> str | None:
+    """Return the file of a module in a folder, or of the package that contains it; ``None`` if there is none.
+
+    A folder without ``__init__.py`` is a package as well, whose modules have files of their own.
+    """
+    paths = dict.fromkeys((module.partition('.')[0], module.replace('.', os.sep)))
+    names = [name for path in paths for name in (os.path.join(path, '__init__.py'), f'{path}.py',
+                                                 *(f'{path}{suffix}' for suffix in EXTENSION_SUFFIXES))]
     return next((path for name in names if os.path.isfile(path := os.path.join(folder, name))), None)
 
 
-def _files_of(folder: str, top: str) -> list[str]:
+def _files_of(folder: str, module: str) -> list[str]:
     """Return the file of a module, or all files of a package."""
-    path = _file_of(folder, top)
+    path = _file_of(folder, module)
     if path is None or not path.endswith('__init__.py'):
         return [] if path is None else [path]
     return _files_in(os.path.dirname(path))
@@ -154,16 +160,16 @@ def _named_in(text: str, folder: str) -> list[str]:
 
 
 def _imported_by(text: str) -> Iterator[str]:
-    """Yield the top-level names of the modules that a source text imports."""
+    """Yield the names of the modules that a source text imports, and of objects in them that may be modules."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition('.')[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition('.')[0]
+            yield from (node.module, *(f'{node.module}.{alias.name}' for alias in node.names))
 
 
 def _read(path: str) -> bytes:

@@ -6,11 +6,11 @@ import torch
 from alfx import context, gin_utils
 
 
-def find_device(name: str) -> torch.device:
+def find_device(name: str | torch.device) -> torch.device:
     """Return the device called ``name``.
 
     Args:
-        name: 'cpu', 'cuda', 'cuda:N' or 'auto'.
+        name: 'cpu', 'cuda', 'cuda:N' or 'auto', or a device.
 
     Returns:
         The device; a GPU always has a number.
@@ -18,6 +18,7 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfError: the name is unknown or the device does not exist; the message lists the available devices.
     """
+    name = str(name)
     if not re.fullmatch(r'cpu|cuda(:\d+)?|auto', name):
         raise gin_utils.ConfError(f"--device={name}: expected 'cpu', 'cuda', 'cuda:N' or 'auto'", _available_devices())
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -8,6 +8,7 @@ import pytest
 from helpers import warm_starts
 
 from alfx import gin_utils
+from alfx.environments.utils import create_environment
 from alfx.gin_utils import user_modules
 
 MODULE = '''
@@ -254,3 +255,38 @@ def test_a_class_that_is_not_registered_is_named_with_its_module(tmp_path, monke
     (tmp_path / 'c.gin').write_text('import bare_layers\nAgent.optimizer = @bare_layers.Squeezed()\n')
     gin_utils.load('c.gin')
     gin_utils.clear()
+
+
+def test_modules_of_a_folder_without_init_file_are_copied(tmp_path, forget):
+    folder = tmp_path / 'a' / 'own_space' / 'deep'
+    folder.mkdir(parents=True)
+    (folder / 'more.py').write_text('')
+    (folder / 'unused.py').write_text('')
+    (tmp_path / 'a' / 'own_space' / 'helper.py').write_text('import own_space.deep.more\n')
+    write(tmp_path / 'a', 'own_direct')
+    (tmp_path / 'a' / 'own_space' / 'wrap.py').write_text('from own_space import helper\n' + MODULE.format(
+        name='ByThree', helper=''))
+    conf_file = tmp_path / 'a' / 'mine.gin'
+    conf_file.write_text(CONF.format(module='own_space.wrap', name='ByThree'))
+    conf = gin_utils.load(str(conf_file))
+    assert sorted(file.name for file in conf.modules) == ['own_space/deep/more.py', 'own_space/helper.py',
+                                                          'own_space/wrap.py']
+
+
+def test_the_module_of_an_environment_id_is_found_and_copied(tmp_path, forget):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'own_task.py').write_text("""
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+gymnasium.register('OwnTask-v0', CartPoleEnv)
+""")
+    conf_file = tmp_path / 'a' / 'mine.gin'
+    conf_file.write_text("create_environment.env_name = 'own_task:OwnTask-v0'\n")
+    conf = gin_utils.load(str(conf_file))
+    assert [file.name for file in conf.modules] == ['own_task.py']
+    gin_utils.write_conf(str(tmp_path / 'run'), conf, [])
+    (tmp_path / 'a' / 'own_task.py').unlink()
+    sys.path[:] = [folder for folder in sys.path if not folder.startswith(str(tmp_path))]
+    gin_utils.load(None, root_dir=str(tmp_path / 'run'), same_run=False)
+    with create_environment(nonparallel=True) as env:
+        assert env.reset().observation.shape == (env.batch_size, 4)

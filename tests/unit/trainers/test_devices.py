@@ -23,7 +23,8 @@ def gpus(monkeypatch):
 
 @pytest.mark.parametrize('count, name, found', [
     (0, 'cpu', 'cpu'), (0, 'auto', 'cpu'), (1, 'cpu', 'cpu'), (1, 'auto', 'cuda:0'), (2, 'cuda', 'cuda:0'),
-    (2, 'cuda:1', 'cuda:1'), (2, 'cuda:0', 'cuda:0')])
+    (2, 'cuda:1', 'cuda:1'), (2, 'cuda:0', 'cuda:0'), (0, torch.device('cpu'), 'cpu'),
+    (2, torch.device('cuda', 1), 'cuda:1')])
 def test_a_device_is_found_by_its_name_and_a_gpu_has_its_number(gpus, count, name, found):
     gpus(count)
     assert devices.find_device(name) == torch.device(found)
