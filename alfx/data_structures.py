@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alfx import nest
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select
 
 
 def namedtuple(typename: str, field_names: Sequence[str] | str, default_value: Any = None,
@@ -288,13 +288,8 @@ def valid_masks(step_type: torch.Tensor) -> torch.Tensor:
 
 
 def reset_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:
-    """``state`` ``[B, ...]`` with the rows of environments at FIRST replaced by ``initial_state``."""
-    is_first = time_step.is_first()
-
-    def reset(now: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
-        return torch.where(is_first.reshape(-1, *(1, ) * (now.ndim - 1)), initial, now)
-
-    return nest.map_structure(reset, state, initial_state)
+    """Return ``state`` ``[B, ...]`` with the rows of environments at FIRST replaced by ``initial_state``."""
+    return select(time_step.is_first(), initial_state, state)
 
 
 def _step(step_type: int, observation: NestedTensor, prev_action: NestedTensor, reward: Any, reward_spec: TensorSpec,

@@ -335,3 +335,8 @@ def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int
             name = f'{where}.{path}' if path else where
             raise SpecError(f'{name}: expected {torch_dtype_to_str(wanted.dtype)} {tuple(wanted.shape)}, found '
                             f'{torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[from_dim:])}')
+
+
+def select(mask: torch.Tensor, first: NestedTensor, second: NestedTensor) -> NestedTensor:
+    """Return a nest with the rows of ``first`` where ``mask``, bool ``[B]``, and the rows of ``second`` elsewhere."""
+    return nest.map_structure(lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), first, second)

@@ -301,11 +301,6 @@ def latest_episodes(batch_size: int) -> collections.deque:
     return collections.deque(maxlen=max(_EPISODES, batch_size))
 
 
-def select(mask: torch.Tensor, first: NestedTensor, second: NestedTensor) -> NestedTensor:
-    """Return a nest with the rows of ``first`` where ``mask``, bool ``[B]``, and the rows of ``second`` elsewhere."""
-    return nest.map_structure(lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), first, second)
-
-
 def check_action(action: NestedTensor, spec: NestedTensorSpec, batch_size: int) -> None:
     """Raise ``SpecError`` unless ``action`` has the structure and the shapes of ``spec``."""
     found = [tuple(leaf.shape) for leaf in nest.flatten(action)]

@@ -13,15 +13,15 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
-                               without_action)
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
+                              without_action)
 
 __all__ = [
     'ActionObservationWrapper', 'AlfEnvironmentBaseWrapper', 'AtariTerminalOnLifeLossWrapper',
@@ -346,6 +346,10 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
         self._noise = torch.zeros_like(self._noise)
         return super()._reset()
 
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        self._noise[mask] = 0
+        return super().reset_envs(mask)
+
 
 @configurable
 class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
@@ -358,7 +362,8 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
     Args:
         env: an environment whose ``env_info`` has 'lives', as that of every Atari game.
         fire_action: action to execute after the loss of a life instead of the given action, for games that wait for it:
-            1 (FIRE) in Breakout, as in the preprocessing of OpenAI Baselines. ``None``: execute the given action.
+            1 (FIRE) in Breakout, as in the preprocessing of OpenAI Baselines. The replay buffer stores the given
+            action of that step, unless ``overwrite_policy_output`` is set. ``None``: execute the given action.
     """
 
     _STATE = ('_lives', '_lost')
@@ -378,6 +383,11 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
     def _reset(self) -> TimeStep:
         time_step = self._env.reset()
         self._lives, self._lost = time_step.env_info['lives'], torch.zeros_like(self._lost)
+        return time_step
+
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        time_step = super().reset_envs(mask)
+        self._lives, self._lost = time_step.env_info['lives'], self._lost & ~mask
         return time_step
 
     def _step(self, action: NestedTensor) -> TimeStep:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import SpecifiedEnvironment, check_action, select
+from alfx.environments.alf_environment import SpecifiedEnvironment, check_action
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import batch_seed
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, select
 from alfx.tree_search.batched_search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 

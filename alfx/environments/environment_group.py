@@ -270,6 +270,7 @@ class EnvironmentGroup:
         elif isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
             expected = f'{reward_shape[0]} numbers' if reward_shape else 'a number'
             wrong = f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected {expected}'
+            hint = 'a reward of K numbers needs self.reward_space = Box(low, high, (K,))' if np.ndim(reward) else ''
         elif result[4] and not isinstance(result[4], dict):
             wrong = f'its info is {result[4]!r}, expected a dict'
         else:
@@ -316,7 +317,7 @@ class EnvironmentGroup:
         try:
             result = env.reset(seed=seed, options=options)
         except TypeError as error:
-            if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(error)):
+            if not re.search(r"reset\(\) got (an unexpected|some positional-only) .*'(seed|options)", str(error)):
                 raise
             raise EnvironmentStepError(self._first + i, self.name, 'reset()', str(error), hint=_OLD_INTERFACE) from None
         observation, info = result if isinstance(result, (tuple, list)) and len(result) == 2 else (result, result)
@@ -418,6 +419,8 @@ class EnvironmentGroup:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
                 'correct the environment, or set create_environment.max_restarts if it fails only now and then')
+        if isinstance(error, ValueError) and re.search(r'values to unpack \(expected [25]\b', str(error)):
+            hint = _OLD_INTERFACE  # a wrapper unpacked the result
         if isinstance(error, _WrongObservation):
             raise EnvironmentStepError(self._first + i, self.name, self._during, str(error),
                                        hint='change the space, or what the environment returns') from None
@@ -489,11 +492,12 @@ def _numbers(info: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers in an info and in the dicts inside it."""
     found = {}
     for key, value in info.items():
-        if getattr(value, 'shape', None) == ():  # a number of numpy or torch
+        if math.prod(getattr(value, 'shape', (0, ))) == 1:  # a number of numpy or torch
             value = value.item()
         if isinstance(value, dict):
             value = _numbers(value)
-        if isinstance(value, (bool, int, float)) or (isinstance(value, dict) and value):
+        if isinstance(value, float) or isinstance(value, int) and abs(value) < 2**63 or (
+                isinstance(value, dict) and value):
             found[key] = value
     return found
 

@@ -68,7 +68,7 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
     """Create an environment with a class or function of the user; see :func:`make_env`."""
     name = getattr(ctor, '__qualname__', str(ctor))
     make = partial(ctor, **arguments)
-    if render_mode is not None and 'render_mode' in inspect.signature(ctor).parameters:
+    if render_mode is not None and accepts_render_mode(ctor):
         env = make_rendered(make, render_mode, name)
     else:
         env = make()
@@ -76,6 +76,12 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
         raise EnvironmentLoadError(f'create_environment.env_name = {name}: expected a function that returns a '
                                    f'gymnasium.Env, found one that returns a {type(env).__name__}')
     return gymnasium.wrappers.TimeLimit(env, max_episode_steps) if max_episode_steps else env
+
+
+def accepts_render_mode(function: Callable[..., Any]) -> bool:
+    """Return whether ``function`` has an argument ``render_mode``, or any."""
+    parameters = inspect.signature(function).parameters
+    return 'render_mode' in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: str) -> gymnasium.Env:

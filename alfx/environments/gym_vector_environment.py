@@ -4,6 +4,7 @@ Each step converts once between numpy and tensors, without a Python loop over en
 the same sequence of time steps, see :mod:`alfx.environments.autoreset`.
 """
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,13 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, saved_state, step_checks
-from alfx.environments.alf_environment import SpecifiedEnvironment, select
-from alfx.environments.environment_errors import UnsupportedOperationError
+from alfx.environments.alf_environment import SpecifiedEnvironment
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, torch_dtype_to_str
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select, torch_dtype_to_str
 
 _STATE_FORMAT = 1
 
@@ -171,8 +172,14 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         for key, spec in self._info_specs.items():
             values = np.zeros((self._batch_size, *spec.shape), torch_dtype_to_str(spec.dtype))
             if key in infos:
-                present = infos.get('_' + key, slice(None))
-                values[present] = infos[key][present]
+                present = infos.get('_' + key, np.ones(self._batch_size, bool))
+                if getattr(infos[key], 'dtype', None) is np.dtype(object):
+                    present = present & np.array([value is not None for value in infos[key]])
+                try:
+                    values[present] = infos[key][present]
+                except (TypeError, ValueError):
+                    raise EnvironmentLoadError(f"env_info_keys: expected {spec} as info[{key!r}], found "
+                                               f'{reprlib.repr(infos[key])}') from None
             decoded[key] = torch.from_numpy(values)
         return decoded
 

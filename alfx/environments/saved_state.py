@@ -18,6 +18,7 @@ import functools
 import inspect
 import io
 import logging
+import operator
 import os
 import pickle
 import sys
@@ -42,7 +43,7 @@ _LAYER = (gymnasium.Env, VectorEnv)
 # Environments whose attributes hold all their state, as the tests of this package check.
 _KNOWN = frozenset({'gymnasium', 'alfx', 'ale_py', 'minigrid', 'mujoco', 'numpy', 'pygame'}) | sys.stdlib_module_names
 # Attributes that belong to the process or to a window, not to the episode. Decided by type: any name may hold a state.
-_SKIPPED_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, EnvSpec)
+_SKIPPED_TYPES = (types.BuiltinFunctionType, types.ModuleType, EnvSpec)
 _WINDOW_PACKAGES = ('glfw', 'OpenGL', 'pyglet')
 _WINDOW_TYPES = (('pygame', 'Surface'), ('pygame.time', 'Clock'), ('pygame.font', 'Font'),
                  ('gymnasium.envs.mujoco.mujoco_rendering', 'MujocoRenderer'))
@@ -204,9 +205,19 @@ def _package(kind: Any) -> str:
 
 
 def _is_skipped(value: Any) -> bool:
+    if isinstance(value, (types.FunctionType, type)):
+        return not _has_name(value)
     if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
+
+
+def _has_name(value: Any) -> bool:
+    """Return whether a function or class is found under its name in its module, unlike those made in a function."""
+    try:
+        return operator.attrgetter(value.__qualname__)(sys.modules.get(value.__module__)) is value
+    except AttributeError:
+        return False
 
 
 def _is_view(value: Any) -> bool:

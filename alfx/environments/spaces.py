@@ -141,10 +141,15 @@ def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
     return np.dtype(_WIDER.get(dtype.name, dtype))
 
 
+def _keys(space: spaces.Dict) -> list[Any]:
+    """Return the keys in the order in which a nest visits their values."""
+    return nest.flatten({key: key for key in space.spaces})
+
+
 def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, spaces.Space]]:
     """Return ``[(path, fundamental space), ...]`` in the order in which a nest visits its leaves."""
     if isinstance(space, spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in flatten_space(space[key], f'{where}[{key!r}]')]
+        return [leaf for key in _keys(space) for leaf in flatten_space(space[key], f'{where}[{key!r}]')]
     if isinstance(space, spaces.Tuple):
         return [leaf for i, child in enumerate(space.spaces) for leaf in flatten_space(child, f'{where}[{i}]')]
     return [(where, space)]
@@ -153,7 +158,7 @@ def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, 
 def flatten_sample(space: spaces.Space, sample: Any) -> list[Any]:
     """Return the parts of a (batched) sample of ``space``, in the order of :func:`flatten_space`."""
     if isinstance(space, spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in flatten_sample(space[key], sample[key])]
+        return [leaf for key in _keys(space) for leaf in flatten_sample(space[key], sample[key])]
     if isinstance(space, spaces.Tuple):
         return [leaf for child, part in zip(space.spaces, sample) for leaf in flatten_sample(child, part)]
     return [sample]
@@ -167,7 +172,7 @@ def unflatten_sample(space: spaces.Space, leaves: Sequence[Any]) -> Any:
 
 def _take(space: spaces.Space, take: Callable[[], Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        parts = {key: _take(space[key], take) for key in sorted(space.spaces)}
+        parts = {key: _take(space[key], take) for key in _keys(space)}
         return {key: parts[key] for key in space.spaces}
     if isinstance(space, spaces.Tuple):
         return tuple(_take(child, take) for child in space.spaces)

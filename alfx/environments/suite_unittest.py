@@ -12,10 +12,10 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import SpecifiedEnvironment, check_action, select
+from alfx.environments.alf_environment import SpecifiedEnvironment, check_action
 from alfx.environments.seeding import batch_seed
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
-                               without_action)
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
+                              without_action)
 
 
 class ActionType(enum.Enum):

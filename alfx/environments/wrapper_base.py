@@ -7,8 +7,8 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, EnvironmentAsAnother, select
-from alfx.tensor_specs import NestedTensor
+from alfx.environments.alf_environment import AlfEnvironment, EnvironmentAsAnother
+from alfx.tensor_specs import NestedTensor, select
 
 _MODULE = 'alfx.environments.alf_wrappers'
 

@@ -158,7 +158,7 @@ def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
     """Return whether ``array`` has the same kind of number as ``dtype``, possibly with more bits."""
     if dtype.kind == 'f':
         return array.dtype.kind == 'f'
-    if array.dtype.kind == 'f' or dtype == np.uint8 != array.dtype:
+    if array.dtype.kind == 'f' or dtype == np.uint8 and array.dtype not in (np.uint8, bool):
         return False
     return array.dtype.kind in 'iub'
 

@@ -40,7 +40,8 @@ class RecordedEnvironment(DescribedEnvironment):
         if 'specs' not in about:
             raise DatasetError(f"{names[0]}: does not contain the specs of its environment, which create_environment."
                                f"env_name = '{NO_ENVIRONMENT}' requires",
-                               'record it with alfx.bin.record, or set the environment')
+                               'set the environment, or record the dataset with alfx.bin.record, which stores them '
+                               'unless observations are tuples, or their names are empty or contain dots')
         try:
             specs = {field: _nest_of(leaves) for field, leaves in about['specs'].items()}
         except NOT_FITTING as error:

@@ -5,14 +5,13 @@ and the replacements.
 """
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from alfx import nest
 from alfx.context import (eval_context, exe_mode_name, get_action_spec, get_observation_spec, get_raw_observation_spec,
                           get_reward_spec, is_eval, is_pretrain, is_replay, is_rollout, pretrain_context,
                           replay_context, rollout_context, set_exe_mode)
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, select
 from alfx.utils.random_state import set_random_seed
 from alfx.utils.spec_utils import zeros_from_spec
 from alfx.utils.target_updater import TargetUpdater
@@ -66,10 +65,7 @@ def reset_state_if_necessary(state: NestedTensor, initial_state: NestedTensor, r
         initial_state: nest of the same structure and shapes.
         reset_mask: bool ``[B]``; True where the state is replaced.
     """
-    def chosen(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(expand_dims_as(reset_mask, old), new, old)
-
-    return nest.map_structure(chosen, initial_state, state)
+    return select(reset_mask, initial_state, state)
 
 
 def get_initial_policy_state(batch_size: int, policy_state_spec: NestedTensorSpec) -> NestedTensor:

@@ -13,7 +13,7 @@ from alfx import nest
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
 from alfx.networks.action_specs import action_range
 from alfx.networks.ou_process import OUProcess
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, select
 from alfx.utils.discrete_action import suited_algorithms
 from alfx.utils.schedulers import as_scheduler
 
@@ -81,7 +81,7 @@ def choose(probability: float, first: NestedTensor, second: NestedTensor) -> Nes
     """
     leaf = nest.flatten(first)[0]
     chosen = torch.rand(leaf.shape[0], device=leaf.device) < probability
-    return nest.map_structure(lambda a, b: torch.where(chosen.view(-1, *[1] * (a.ndim - 1)), a, b), first, second)
+    return select(chosen, first, second)
 
 
 class HeldNoise(NamedTuple):

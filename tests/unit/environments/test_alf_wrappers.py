@@ -198,6 +198,10 @@ class TestActionWrappers:
         while not env.step(torch.zeros(1, 1)).is_first():
             assert env._noise.all()
         assert not env._noise.any()
+        env.step(torch.zeros(1, 1))
+        assert env._noise.all()
+        env.reset_envs(torch.tensor([True]))
+        assert not env._noise.any()
         assert_state_continues(lambda: TemporallyCorrelatedNoiseWrapper(self.continuous()))
 
 
@@ -255,6 +259,19 @@ class TestLives:
         env.reset()
         pressed.append(int(env.step(torch.zeros(1, dtype=torch.int64)).prev_action))
         assert pressed == [0, 0, 1, 0, 0]
+
+    def test_environments_reset_alone_start_without_a_lost_life(self):
+        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
+            SerialVectorEnv([lambda: _Lives(4)] * 2), env_info_keys=('lives', ), seed=0), fire_action=1)
+        env.reset()
+        action = torch.zeros(2, dtype=torch.int64)
+        steps = [env.step(action) for _ in range(2)]
+        assert steps[1].discount.tolist() == [0, 0]
+        env.reset_envs(torch.tensor([True, False]))
+        assert env.step(action).prev_action.tolist() == [0, 1]
+
+    def test_a_fire_action_must_exist(self):
+        env = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', ), seed=0)
         with pytest.raises(EnvironmentLoadError, match='fire_action: expected 0 to .*, found 99'):
             AtariTerminalOnLifeLossWrapper(env, fire_action=99)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from alfx.environments import step_checks
 from alfx.environments.described_environment import DescribedEnvironment
@@ -54,10 +55,44 @@ class WithoutArguments(Returning):
         return self._reset[0]
 
 
+class PositionalOnly(Returning):
+
+    def reset(self, seed=None, options=None, /):
+        return self._reset
+
+
+class FourValues(Returning):
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, {}
+
+
+@pytest.mark.parametrize('wrap', [RecordEpisodeStatistics, lambda env: TimeLimit(env, 5)])
+def test_an_old_step_inside_a_wrapper_is_named_with_its_remedy(wrap):
+    env = SerialVectorEnv([lambda: wrap(FourValues())])
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match='(?s)expected 5, got 4.*old interface of gym') as caught:
+        env.step(np.zeros(1, int))
+    assert 'max_restarts' not in str(caught.value)
+
+
+def test_a_reward_vector_without_a_declaration_is_named_with_its_remedy():
+    class Vector(Returning):
+
+        def step(self, action):
+            return self.observation_space.sample(), np.ones(2), False, False, {}
+
+    env = SerialVectorEnv([Vector])
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match='(?s)expected a number.*self.reward_space = Box'):
+        env.step(np.zeros(1, int))
+
+
 @pytest.mark.parametrize('env, found', [
     (WithoutOptions, "got an unexpected keyword argument 'options'"),
     (WithoutArguments, "got an unexpected keyword argument 'seed'"),
     (lambda: gymnasium.Wrapper(WithoutArguments()), "got an unexpected keyword argument 'seed'"),
+    (PositionalOnly, 'got some positional-only arguments passed as keyword arguments'),
     (lambda: Returning(reset=np.zeros(2, np.float32)), r'it returned array.*, expected \(observation, info\)'),
     (lambda: Returning(spaces.Dict(a=FLOATS, b=FLOATS), {'a': np.zeros(2), 'b': np.zeros(2)}), 'it returned {'),
     (lambda: Returning(spaces.Tuple((FLOATS, FLOATS)), (np.zeros(2), np.zeros(2))), r'it returned \(array'),

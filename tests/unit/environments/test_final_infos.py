@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import alfx
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.environments.alf_wrappers import BatchEnvironmentWrapper, MultitaskWrapper
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
@@ -208,3 +209,41 @@ def test_a_run_logs_the_success_of_training_and_evaluation(tmp_path):
     for folder, value in (('train', rate[-1]), ('eval', 0.5)):
         events = EventAccumulator(str(tmp_path / 'run' / folder)).Reload()
         assert events.Scalars('Metrics/final_info/is_success')[-1].value == pytest.approx(value)
+
+
+class Informing(Reaching):
+    """Gives the next of some infos with each step; episodes have two steps."""
+
+    infos = ()
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, self._step == 2, False, dict(self.infos[self._step - 1])
+
+
+def informing(*given, **args):
+    kind = type('Given', (Informing, ), {'infos': given})
+    return GymVectorEnvironment(SerialVectorEnv([kind, kind]), **args)
+
+
+def test_none_is_no_number_of_an_info():
+    env = informing({'success': None}, {'success': 1}, env_info_keys=('success', ))
+    env.reset()
+    steps = [env.step(torch.zeros(2, dtype=torch.int64)).env_info['success'].tolist() for _ in range(2)]
+    assert steps == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize('value', [{'inside': 1}, 'text', np.zeros(3)])
+def test_a_configured_info_of_another_kind_is_named(value):
+    env = informing({'success': value}, {}, env_info_keys=('success', ))
+    env.reset()
+    with pytest.raises(EnvironmentLoadError, match=r"env_info_keys: expected TensorSpec.* as info\['success'\], found"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_arrays_of_one_number_are_numbers_and_huge_integers_are_not():
+    env = informing({}, {'a': np.array([True]), 'b': np.array([[2.5]]), 'c': 10**400, 'd': np.ones(2)})
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    assert env.final_infos() == {0: {'a': 1.0, 'b': 2.5}, 1: {'a': 1.0, 'b': 2.5}}

@@ -33,6 +33,9 @@ ALPHA = np.full((4, 5, 1), 7, np.uint8)
     (ALPHA[..., 0], np.full((4, 5, 3), 7)),
     (ALPHA.transpose(2, 0, 1) > 6, np.full((4, 5, 3), 255)),
     ([[1, 2], [3, 4]], np.array([[[1] * 3, [2] * 3], [[3] * 3, [4] * 3]])),
+    (RGB.tolist(), RGB),
+    ([RGB.tolist()], RGB),
+    ([ALPHA[..., 0], RGB[..., 0]], np.repeat(RGB[..., :1], 3, 2)),
     (np.full((2, 2, 3), np.nan), np.zeros((2, 2, 3))),
 ])
 def test_images_of_any_kind_become_frames(image, expected):

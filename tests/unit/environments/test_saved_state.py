@@ -57,6 +57,14 @@ class Raising:
         raise self.error
 
 
+def calm():
+    """A law of motion."""
+
+
+def storm():
+    """Another one."""
+
+
 def copied(env, other):
     saved_state.restore(other, saved_state.capture(env))
     return other
@@ -66,6 +74,16 @@ def copied(env, other):
                                   'isopen', 'env_fns', 'model', 'data', 'mujoco_renderer'])
 def test_an_attribute_of_any_name_is_saved(name):
     assert getattr(copied(Plain(**{name: [1, 2]}), Plain(**{name: 0})), name) == [1, 2]
+
+
+@pytest.mark.parametrize('value, other', [(storm, calm), (Raising, Restarting), (np.sin, np.cos)])
+def test_functions_and_classes_are_saved_by_their_names(value, other):
+    assert copied(Plain(law=value), Plain(law=other)).law is value
+
+
+def test_functions_made_in_functions_are_left_alone():
+    function = lambda: 1
+    assert copied(Plain(law=lambda: 2), Plain(law=function)).law is function
 
 
 def test_an_attribute_that_did_not_exist_is_removed():

@@ -176,3 +176,14 @@ def test_samples_are_flattened_in_the_order_of_nests_and_back():
     assert flatten_sample(space, sample) == [2, 3, 1]
     rebuilt = unflatten_sample(space, [2, 3, 1])
     assert rebuilt == sample and list(rebuilt) == list(space.spaces)
+
+
+@pytest.mark.parametrize('keys', [['a', 0, 'b', 10, 2], list(range(12)), ['b', 'a']])
+def test_the_parts_of_a_dict_are_in_the_order_of_their_spec(keys):
+    space = spaces.Dict({key: spaces.Box(-1, 1, (i + 1, ), np.float32) for i, key in enumerate(keys)})
+    spec = tensor_spec_from_gym_space(space)
+    sample = space.sample()
+    leaves = flatten_sample(space, sample)
+    assert [x.shape for x in leaves] == [leaf.shape for leaf in nest.flatten(spec)]
+    restored = unflatten_sample(space, leaves)
+    assert list(restored) == list(sample) and all((restored[key] == sample[key]).all() for key in keys)

@@ -9,7 +9,7 @@ import torch
 from helpers.gym_environments import ChainEnv, CountEnv, RaisingEnv
 
 from alfx import gin_utils
-from alfx.environments import suite_gym, suite_unittest
+from alfx.environments import rendering, suite_gym, suite_unittest
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment,
                                             MultitaskWrapper)
@@ -106,6 +106,17 @@ class TestCreateEnvironment:
         with create_environment('x', env_load_fn=lambda name: Images(), num_parallel_environments=2,
                                 nonparallel=nonparallel) as env:
             assert env.observation_spec().shape == (5, 6, 3)
+
+    @pytest.mark.parametrize('by_name', [True, False])
+    def test_functions_with_any_arguments_are_given_the_render_mode(self, by_name):
+        def load(*_, **arguments):
+            return gymnasium.make('CartPole-v1', **arguments)
+
+        arguments = dict(env_name=load) if by_name else dict(env_name='x', env_load_fn=load)
+        with rendering.wanted(True), create_environment(num_parallel_environments=1, nonparallel=True,
+                                                        **arguments) as env:
+            env.reset()
+            assert env.render().shape == (400, 600, 3)
 
     def test_a_batch_of_environments_of_several_tasks(self):
         load = partial(MultitaskWrapper.load, suite_gym.load)

@@ -60,6 +60,12 @@ def test_errors_are_reported_with_their_location(changes, message):
         check(make(**changes))
 
 
+def test_booleans_are_images_of_zeros_and_ones():
+    camera = np.eye(2, dtype=bool)[None].repeat(7, 0)
+    found = check(make(observation=with_speed(camera=camera)))
+    assert (found.episodes.observation['camera'] == camera).all()
+
+
 def test_all_differences_are_listed_at_once():
     with pytest.raises(DatasetError) as error:
         check(make(observation=with_speed(speed=np.zeros((7, 4)), camera=np.zeros((7, 2, 2))), reward=np.zeros((5, 2))))
