@@ -12,6 +12,7 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import Fraction, NonNegative, Positive, configurable
+from alfx.summary.summary_utils import by_reward
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance
@@ -121,16 +122,13 @@ class ActorCriticLoss(Loss):
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute value targets and advantages, both of the shape of ``info.value`` and without gradient."""
         with torch.no_grad():
-            value, discount = info.value.detach(), self._discount(info)
-            advantages = returns = None
+            value = info.value.detach()
+            steps = info.reward, value, info.step_type, self._discount(info)
             if self._use_gae:
-                advantages = value_ops.generalized_advantage_estimation(info.reward, value, info.step_type, discount,
-                                                                        self._lambda)
-                if self._use_td_lambda_return:
-                    returns = advantages + value[:-1]
-            if returns is None:
-                returns = value_ops.discounted_return(info.reward, value, info.step_type, discount)
-            if advantages is None:
+                advantages = value_ops.generalized_advantage_estimation(*steps, self._lambda)
+                returns = advantages + value[:-1] if self._use_td_lambda_return else value_ops.discounted_return(*steps)
+            else:
+                returns = value_ops.discounted_return(*steps)
                 advantages = returns - value[:-1]
             return torch.cat([returns, value[-1:]]), torch.cat([advantages, torch.zeros_like(value[-1:])])
 
@@ -182,23 +180,16 @@ class ActorCriticLoss(Loss):
 
     def _summarize_learning(self, value: torch.Tensor, returns: torch.Tensor, neg_entropy: Any) -> None:
         """Log how well the value explains the returns, and the entropy of the policy."""
-        for suffix, v, r in _by_reward(value, returns):
+        for suffix, v, r in by_reward(value, returns):
             summary.scalar(f'train/explained_variance{suffix}', explained_variance(v, r))
         if isinstance(neg_entropy, torch.Tensor):
             summary.scalar('train/entropy', -neg_entropy.detach().mean())
 
     def _summarize(self, value: torch.Tensor, returns: torch.Tensor, advantages: torch.Tensor) -> None:
         with context.summary_scope(self._name):
-            for suffix, v, r, a in _by_reward(value.detach(), returns, advantages):
+            for suffix, v, r, a in by_reward(value.detach(), returns, advantages):
                 summary.scalar(f'values{suffix}', v.mean())
                 summary.scalar(f'returns{suffix}', r.mean())
                 summary.scalar(f'advantages/mean{suffix}', a.mean())
                 summary.scalar(f'advantages/std{suffix}', a.std(unbiased=False))
                 summary.scalar(f'explained_variance_of_return_by_value{suffix}', explained_variance(v, r))
-
-
-def _by_reward(*tensors: torch.Tensor) -> list[tuple[Any, ...]]:
-    """Return ``(suffix, *tensors)`` for each reward dimension of tensors ``[T, B]`` or ``[T, B, K]``."""
-    if tensors[0].ndim == 2:
-        return [('', *tensors)]
-    return [(f'/{k}', *(t[..., k] for t in tensors)) for k in range(tensors[0].shape[-1])]

@@ -124,11 +124,8 @@ class AgentHelper:
 
 def _sum(losses: Any) -> Any:
     """Return the sum of the tensors among ``losses``, ``()`` if there are none."""
-    total: Any = ()
-    for loss in losses:
-        if isinstance(loss, torch.Tensor):
-            total = loss if isinstance(total, tuple) else total + loss
-    return total
+    tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    return sum(tensors[1:], start=tensors[0]) if tensors else ()
 
 
 def _only(field: str, infos: dict[str, LossInfo]) -> Any:

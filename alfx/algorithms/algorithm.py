@@ -637,8 +637,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def _finalize_at_first_use(self) -> None:
         """Call :meth:`finalize` if neither this algorithm nor one that contains it has been finalized."""
-        optimizers = [] if self._capabilities is not None else self.optimizers()
-        if optimizers and not any(group['params'] for optimizer in optimizers for group in optimizer.param_groups):
+        optimizers = self.optimizers() if self._capabilities is None else []
+        has_parameters = any(group['params'] for optimizer in optimizers for group in optimizer.param_groups)
+        if self._capabilities is None and not has_parameters and (optimizers or self.environment is not None):
             self.finalize()
 
     @property
@@ -699,14 +700,18 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         if not self._checkpoint or self._pre_loaded:
             return
         prefix, path = _prefix_and_path(self._checkpoint)
+        self._load_part(self, 'checkpoint', self._checkpoint, prefix or 'alg', path)
+        self._pre_loaded = True
+
+    def _load_part(self, part: nn.Module, argument: str, value: str, prefix: str, path: str) -> None:
+        """Load ``part`` from a checkpoint that ``argument`` of this algorithm, with ``value``, names."""
         try:
-            state = extract_sub_state_dict_from_checkpoint(prefix or 'alg', path)
+            state = extract_sub_state_dict_from_checkpoint(prefix, path)
         except CheckpointError as error:
-            problems = [problem_at(cls.__name__, 'checkpoint', f'= {self._checkpoint!r}: {error}')
+            problems = [problem_at(cls.__name__, argument, f'= {value!r}: {error}')
                         for cls in type(self).__mro__]  # a conf may bind it for any of them
             raise ConfError([next((p for p in problems if p.location), problems[0])]) from error
-        self.load_state_dict(state)
-        self._pre_loaded = True
+        part.load_state_dict(state)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the state besides parameters and buffers: the states of the optimizers of this algorithm."""

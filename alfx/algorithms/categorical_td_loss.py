@@ -152,7 +152,7 @@ class CategoricalTDLoss(TDLoss):
         """
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
-        if self._debug_summaries and summary.should_record_summaries():
+        if summary.should_record_summaries():
             atoms = torch.linspace(self._v_min, self._v_max, value.shape[-1], device=value.device)
             self._summarize(info, value.exp() @ atoms, target @ atoms)
         divergence = (torch.xlogy(target, target) - target * value).sum(-1)

@@ -35,7 +35,7 @@ from alfx.gin_utils import ConfError, Count, NonNegative, configurable, problem_
 from alfx.networks.action_specs import refuse_discrete_actions
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import mask_invalid
+from alfx.utils.discrete_action import leaf_of_mask, mask_invalid
 
 CqlInfo = namedtuple('CqlInfo', [*SacInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
 """``SacInfo``, and the ``penalty`` ``[B]``, summed over critics."""
@@ -230,7 +230,7 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
         if self._calibrated:
             least = critic_values.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
             values = torch.maximum(values, least.reshape(-1, 1, 1))
-        mask = self._discrete.leaf_of_mask(rows.action_mask)
+        mask = leaf_of_mask(rows.action_mask)
         if isinstance(mask, Tensor):  # invalid actions do not compete with those in the data
             values = mask_invalid(values, mask.unsqueeze(1).expand_as(values))
         return super()._of_action_taken(outputs, rows), (torch.logsumexp(values, -1) - taken).sum(1)

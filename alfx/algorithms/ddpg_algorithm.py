@@ -335,12 +335,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """Compute the sum of the losses of the policy and of all critics, ``[T, B]``."""
         q_values, target = info.critic
-        count = q_values.shape[2]
-        if count == 1:
-            critic_loss = self._critic_loss(info, q_values[:, :, 0], target).loss
-        else:
-            seen = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
-            critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, q_values, target)
+        loss_inputs = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, loss_inputs, q_values, target)
         total, actor_loss = critic_loss, info.actor_loss
         if isinstance(actor_loss, Tensor):
             if not self._train_actor_on_last_step:
@@ -348,5 +344,5 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             total = total + actor_loss
         priority: Any = ()
         if self._calculate_priority:
-            priority = critic_values.sequence_priority(critic_loss / count, info.step_type)
+            priority = critic_values.sequence_priority(critic_loss / q_values.shape[2], info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))

@@ -37,7 +37,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import Count, Fraction, configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
+from alfx.utils.discrete_action import leaf_of_mask, mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
 
 DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
@@ -270,7 +270,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Compute the value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
         outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
         state = state._replace(target_critic=target_state)
-        is_double, mask = not self._target_net_target_action, self._discrete.leaf_of_mask(rows.action_mask)
+        is_double, mask = not self._target_net_target_action, leaf_of_mask(rows.action_mask)
         if not is_double and self._atoms is None and self._reward_weights is None:
             return mask_invalid(q_values.least_values(outputs, None), mask).amax(-1), state
         action = mask_invalid(self._preference(rows.of(policy) if is_double else outputs), mask).argmax(-1)
@@ -322,9 +322,9 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """Compute the sum of the losses of all critics, ``[T, B]``, and, if enabled, the priorities ``[B]``."""
         critics = info.critic.unbind(2)
-        loss = self._critic_losses[0](info, critics[0], info.target_critic).loss
-        for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
-            loss = loss + critic_loss(info, critic, info.target_critic).loss
+        losses = [critic_loss(info, critic, info.target_critic).loss
+                  for critic, critic_loss in zip(critics, self._critic_losses)]
+        loss = sum(losses[1:], start=losses[0])
         priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         if self._train_first_step_only:
             loss = q_values.first_step_only(loss)

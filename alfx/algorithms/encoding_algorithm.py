@@ -183,10 +183,8 @@ class EncodingAlgorithm(EncoderAlgorithm):
         leaves = nest.flatten(losses)
         if not leaves:
             return LossInfo()
-        total = leaves[0] * self._loss_weights[0]
-        for loss, weight in zip(leaves[1:], self._loss_weights[1:]):
-            total = total + loss * weight
-        return LossInfo(loss=total, extra=losses)
+        weighted = [loss * weight for loss, weight in zip(leaves, self._loss_weights)]
+        return LossInfo(loss=sum(weighted[1:], start=weighted[0]), extra=losses)
 
 
 def _checked_weights(name: str, output_spec: NestedTensorSpec, loss_fields: Nested,

@@ -15,7 +15,7 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.data_structures import LossInfo
 from alfx.gin_utils import Count, Fraction, Positive, configurable, takes_arguments_of
-from alfx.utils.discrete_action import mask_invalid
+from alfx.utils.discrete_action import leaf_of_mask, mask_invalid
 
 
 def soft_value_and_bonus(values: Tensor, action: Tensor, temperature: float, least_bonus: float
@@ -77,7 +77,7 @@ class MunchausenDqnAlgorithm(DqnAlgorithm):
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
         """Compute the soft value to bootstrap from and the bonus, ``[N]`` each."""
         outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
-        values = mask_invalid(q_values.least_values(outputs, None), self._discrete.leaf_of_mask(rows.action_mask))
+        values = mask_invalid(q_values.least_values(outputs, None), leaf_of_mask(rows.action_mask))
         index = self._discrete.index(rows.rollout_info.action)
         found = soft_value_and_bonus(values, index, self._temperature, self._least_bonus)
         return found, state._replace(target_critic=target_state)

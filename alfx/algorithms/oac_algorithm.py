@@ -68,7 +68,7 @@ class OacAlgorithm(SacAlgorithm):
     def _exploring(self, observation: NestedTensor, distribution: Any) -> Any:
         """Return the nest of distributions ``[B]`` with shifted means."""
         policies = nest.flatten(distribution, nest.is_distribution)
-        normals = [_normal_of(policy) for policy in policies]
+        normals: list[Any] = [dist_utils.get_base_dist(policy) for policy in policies]
         with torch.enable_grad():
             means = [normal.loc.detach().requires_grad_() for normal in normals]
             action = nest.structure(distribution, nest.is_distribution).unflatten(
@@ -113,10 +113,6 @@ def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], del
     norm = (torch.stack(squares).sum(0) + resolution**2).clamp(min=1e-20).sqrt()
     factor = (2.0 * delta)**0.5 / norm
     return [step * factor.reshape(-1, *[1] * (step.ndim - 1)) for step in steps]
-
-
-def _normal_of(policy: Any) -> Any:
-    return _normal_of(policy.base_dist) if isinstance(policy, dist_utils.TransformedDistribution) else policy
 
 
 def _with_mean(policy: Any, mean: Tensor) -> Any:

@@ -41,7 +41,7 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
             earlier frames of a frame stack.
     """
     if config.trains_on_whole_unrolls:
-        return int(-(-(config.unroll_length or config.max_unroll_length) // 1)) + 1 + num_earliest_frames_ignored
+        return math.ceil(config.unroll_length or config.max_unroll_length) + 1 + num_earliest_frames_ignored
     return config.replay_buffer_length + num_earliest_frames_ignored
 
 
@@ -89,7 +89,6 @@ class RLAlgorithm(Algorithm):
         self._observation_spec = observation_spec
         self._action_spec = action_spec
         self._reward_spec = reward_spec
-        self._is_eval = is_eval
         self._overwrite_policy_output = overwrite_policy_output
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None

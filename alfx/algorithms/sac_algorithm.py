@@ -50,6 +50,7 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import leaf_of_mask
 from alfx.utils.averager import ScalarAdaptiveAverager
 
 
@@ -313,7 +314,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             return Choice(distribution, continuous, continuous, log_prob, SacActionState(actor_network=actor_state))
         at = critic_values.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
-        policy = dist_utils.mask_actions(self._discrete_policy(q_values.detach()), self._parts.mask_of(mask))
+        policy = dist_utils.mask_actions(self._discrete_policy(q_values.detach()), leaf_of_mask(mask))
         discrete = draw_discrete(policy)
         return Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
                       log_prob, SacActionState(actor_state, critic_state), at, q_values, policy.probs)

@@ -116,9 +116,7 @@ class TDLoss(nn.Module):
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
         if summary.should_record_summaries():
-            _summarize_values(info, value.detach(), target)
-            if self._debug_summaries:
-                self._summarize(info, value, target)
+            self._summarize(info, value, target)
         if self._target_normalizer is not None:
             self._target_normalizer.update(target)
             target = self._target_normalizer.transform(target)
@@ -134,30 +132,18 @@ class TDLoss(nn.Module):
         return LossInfo(loss=loss, extra=loss)
 
     def _summarize(self, info: Any, value: Tensor, target: Tensor) -> None:
+        """Log values and targets ``[T-1, B]``, or ``[T-1, B, K]`` for K rewards, without LAST steps."""
         mask = info.step_type[:-1] != StepType.LAST
-        with summary.scope(self._name):
-            if value.dim() == 2:
-                self._summarize_one(value.detach(), target, mask, '')
-                return
-            for i in range(value.shape[2]):
-                self._summarize_one(value.detach()[..., i], target[..., i], mask, f'/{i}')
-
-    def _summarize_one(self, value: Tensor, target: Tensor, mask: Tensor, suffix: str) -> None:
-        explained = tensor_utils.explained_variance(value, target, mask)
-        summary.scalar(f'explained_variance_of_return_by_value{suffix}', explained)
-        summary_utils.safe_mean_hist_summary(f'values{suffix}', value, mask)
-        summary_utils.safe_mean_hist_summary(f'returns{suffix}', target, mask)
-        summary_utils.safe_mean_hist_summary(f'td_error{suffix}', target - value, mask)
-
-
-def _summarize_values(info: Any, value: Tensor, target: Tensor) -> None:
-    """Log the means of values and targets ``[T-1, B]``, or ``[T-1, B, K]`` for K rewards."""
-    mask = info.step_type[:-1] != StepType.LAST
-    parts = [('', value, target)] if value.dim() == 2 else [
-        (f'/{i}', value[..., i], target[..., i]) for i in range(value.shape[2])]
-    for suffix, v, t in parts:
-        summary_utils.safe_mean_summary(f'train/values{suffix}', v, mask)
-        summary_utils.safe_mean_summary(f'train/targets{suffix}', t, mask)
+        for suffix, v, t in summary_utils.by_reward(value.detach(), target):
+            summary_utils.safe_mean_summary(f'train/values{suffix}', v, mask)
+            summary_utils.safe_mean_summary(f'train/targets{suffix}', t, mask)
+            if self._debug_summaries:
+                with summary.scope(self._name):
+                    summary.scalar(f'explained_variance_of_return_by_value{suffix}',
+                                   tensor_utils.explained_variance(v, t, mask))
+                    summary_utils.safe_mean_hist_summary(f'values{suffix}', v, mask)
+                    summary_utils.safe_mean_hist_summary(f'returns{suffix}', t, mask)
+                    summary_utils.safe_mean_hist_summary(f'td_error{suffix}', t - v, mask)
 
 
 @configurable
@@ -238,8 +224,6 @@ class TDQRLoss(TDLoss):
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
         if summary.should_record_summaries():
-            _summarize_values(info, value.detach().mean(-1), target.mean(-1))
-            if self._debug_summaries:
-                self._summarize(info, value.mean(-1), target.mean(-1))
+            self._summarize(info, value.mean(-1), target.mean(-1))
         loss = losses.quantile_regression_loss(value, target, self._fractions, self._td_error_loss_fn).mean(-2)
         return self._reduce(loss.sum(-1) if self._sum_over_quantiles else loss.mean(-1), info)

@@ -57,7 +57,7 @@ class RolloutState:
 
 def start(algorithm: Acts, env: Any) -> RolloutState:
     """Return the state of a rollout that begins at the current time step of ``env``."""
-    time_step = _on_device(env.current_time_step(), algorithm.device)
+    time_step = to_device(env.current_time_step(), algorithm.device)
     state = algorithm.get_initial_rollout_state(env.batch_size)
     with context.rollout_context(), torch.no_grad():
         inputs, transform_state = algorithm.transform_timestep(
@@ -162,7 +162,3 @@ def _experience(position: RolloutState, alg_step: AlgStep, state: NestedTensor, 
 
 def _detached(action: NestedTensor) -> NestedTensor:
     return action.detach() if isinstance(action, torch.Tensor) else nest.map_structure(torch.Tensor.detach, action)
-
-
-def _on_device(time_step: TimeStep, device: torch.device) -> TimeStep:
-    return time_step if device.type == 'cpu' else to_device(time_step, device)

@@ -129,13 +129,12 @@ class Updater:
             self.averager.average()
         if self.scaler is not None:
             self.scaler.step(optimizers)
-            self._project_parameters()
-            return
-        if context.should_record_summaries():
-            updated = {p for optimizer in optimizers for group in optimizer.param_groups for p in group['params']}
-            summary_utils.summarize_gradient_norm(p for p in self._algorithm.parameters() if p in updated)
-        for optimizer in optimizers:
-            optimizer.step()
+        else:
+            if context.should_record_summaries():
+                updated = {p for optimizer in optimizers for group in optimizer.param_groups for p in group['params']}
+                summary_utils.summarize_gradient_norm(p for p in self._algorithm.parameters() if p in updated)
+            for optimizer in optimizers:
+                optimizer.step()
         self._project_parameters()
 
     @torch.no_grad()

@@ -178,10 +178,7 @@ class RingBuffer:
             self._raise_spec_error('add_sequence', batch, 2, (num_steps,
                                                               self.num_environments if envs is None else len(envs)))
         for start in range(0, num_steps, self.max_length):  # once, unless T exceeds the capacity
-            if num_steps > self.max_length:
-                part = [x[start:start + self.max_length] for x in leaves]
-            else:
-                part = leaves
+            part = leaves if num_steps <= self.max_length else [x[start:start + self.max_length] for x in leaves]
             self._add_rows(part, envs)
 
     @staticmethod
@@ -193,24 +190,18 @@ class RingBuffer:
     def _add_rows(self, leaves: Sequence[Tensor], env_ids: Optional[np.ndarray] = None) -> None:
         """Store ``[T, B, ...]`` with T of at most ``max_length``; None for all environments."""
         rings, num_steps = self._rings, leaves[0].shape[0]
+        envs = rings.all_envs if env_ids is None else env_ids
         positions: Any
-        if env_ids is not None:
-            positions = rings.positions()[env_ids].copy()
-            slots = torch.from_numpy(rings.slots_from(positions, num_steps, env_ids))
-            self._store.write_slots(slots.flatten(), [x.flatten(0, 1) for x in leaves])
-            rings.advance_some(env_ids, num_steps)
-            self._stored(positions, num_steps, env_ids, leaves)
-            return
-        if rings.lockstep:
+        if env_ids is None and rings.lockstep:
             positions = rings.pos
             self._store.write_rows(positions % self.max_length, leaves)
+            rings.advance(num_steps)
         else:
-            positions = rings.positions().copy()
-            steps = positions + np.arange(num_steps)[:, None]
-            slots = torch.from_numpy(rings.slots(steps, rings.all_envs))
+            positions = rings.positions()[envs]  # a copy
+            slots = torch.from_numpy(rings.slots_from(positions, num_steps, envs))
             self._store.write_slots(slots.flatten(), [x.flatten(0, 1) for x in leaves])
-        rings.advance(num_steps)
-        self._stored(positions, num_steps, rings.all_envs, leaves)
+            rings.advance_some(envs, num_steps)
+        self._stored(positions, num_steps, envs, leaves)
 
     def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
         """Handle steps that were stored, in a subclass.

@@ -98,13 +98,11 @@ class RingIndex(SharedArrays):
 
     def drop_oldest(self, steps: int, env_ids: np.ndarray | None = None) -> None:
         """Drop the ``steps`` oldest steps, which must exist, of ``env_ids``; None for all."""
-        if env_ids is not None:
-            self.leave_lockstep()
-            self._env_size[env_ids] -= steps
-        elif self.lockstep:
+        if env_ids is None and self.lockstep:
             self.size -= steps
         else:
-            self._env_size -= steps
+            self.leave_lockstep()
+            self._env_size[self.all_envs if env_ids is None else env_ids] -= steps
 
     def set(self, positions: np.ndarray, sizes: np.ndarray) -> None:
         """Set positions and sizes (``[E]``)."""

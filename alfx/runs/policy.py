@@ -133,7 +133,7 @@ class Policy:
             action, self._state = self.step(step_type, rewards, inputs, self._state)
         self._is_first = torch.zeros(self._size, dtype=torch.bool)
         action = action if self._codec is None else self._codec.encode(action)[0]
-        return _unbatched(action) if self._batch_size is None else nest.map_structure(np.asarray, action)
+        return nest.map_structure(_unbatched if self._batch_size is None else np.asarray, action)
 
     def step(self, step_type: torch.Tensor, reward: torch.Tensor, observation: NestedTensor,
              state: PolicyState) -> tuple[NestedTensor, PolicyState]:
@@ -203,9 +203,5 @@ def _checked(name: str, tensor: torch.Tensor, spec: Any = None) -> torch.Tensor:
 
 
 def _unbatched(action: Any) -> Any:
-    if isinstance(action, dict):
-        return {key: _unbatched(value) for key, value in action.items()}
-    if isinstance(action, tuple):
-        return tuple(_unbatched(value) for value in action)
     array = np.asarray(action)[0]
     return int(array) if array.ndim == 0 and np.issubdtype(array.dtype, np.integer) else np.array(array)

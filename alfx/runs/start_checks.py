@@ -2,7 +2,6 @@
 import copy
 import importlib.util
 import logging
-import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -150,7 +149,7 @@ def warn_of_unroll(env: Any, config: TrainerConfig) -> None:
     length = max(1, int(config.unroll_length or config.max_unroll_length))
     specs = nest.flatten(env.observation_spec())
     num_bytes = sum(spec.numel * spec.dtype.itemsize for spec in specs) * length * env.batch_size * context.num_ranks()
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    memory = memory_of(torch.device('cpu'))
     if num_bytes > _SHARE_OF_MEMORY * memory:
         logger.warning('the observations of one unroll (TrainerConfig.unroll_length = %d steps of %d environments) '
                        'need %.0f GiB, but this machine has %.0f GiB of memory', length,

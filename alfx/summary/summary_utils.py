@@ -325,3 +325,10 @@ def summarize_distribution_gradient(name: str, distribution: Any, batch_dims: in
         The distributions to use from now on, with the same parameters or clones of them.
     """
     return summarize_tensor_gradients(name, distribution, batch_dims, clone)
+
+
+def by_reward(*tensors: torch.Tensor) -> list[tuple[Any, ...]]:
+    """Return ``(suffix, *tensors)`` for each reward dimension of tensors ``[T, B]`` or ``[T, B, K]``."""
+    if tensors[0].ndim == 2:
+        return [('', *tensors)]
+    return [(f'/{k}', *(t[..., k] for t in tensors)) for k in range(tensors[0].shape[-1])]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from alfx import gin_utils, nest
@@ -216,7 +215,7 @@ def memory_lines(algorithm: Any) -> list[str]:
 
 def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length: int) -> int:
     """Size of ``max_length`` steps of ``num_environments`` environments in bytes."""
-    step = sum(spec.numel * torch.empty((), dtype=spec.dtype).element_size() for spec in nest.flatten(data_spec))
+    step = sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(data_spec))
     return step * num_environments * max_length
 
 

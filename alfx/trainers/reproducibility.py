@@ -68,6 +68,8 @@ def _rows_of_run(buffer: ReplayBuffer, config: TrainerConfig, num_environments: 
     """Return the approximate number of steps per environment at the end of the run."""
     if config.num_env_steps:
         steps = math.ceil(config.num_env_steps / num_environments)
-    else:
+    elif config.num_iterations:
         steps = math.ceil(config.num_iterations * (config.unroll_length or config.max_unroll_length))
+    else:  # num_episodes limits the run, and their length is unknown
+        return buffer.max_length
     return min(steps, buffer.max_length)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 import alfx
@@ -163,9 +162,8 @@ class RunSummary:
 
     def cut(self, iteration: int) -> None:
         """Remove the rows of ``progress.csv`` later than ``iteration``, if this process writes the file."""
-        if not self._has_table:
-            return
-        self._table.cut('iteration', iteration)
+        if self._has_table:
+            self._table.cut('iteration', iteration)
 
     def count(self, name: str) -> int:
         """Return the value of a counting metric, 0 if there is no such metric."""
@@ -276,7 +274,7 @@ def parameter_table(algorithm: nn.Module) -> str:
 
 
 def _count_parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if isinstance(p, torch.Tensor))
+    return sum(p.numel() for p in module.parameters())
 
 
 def _as_code(text: str) -> str:

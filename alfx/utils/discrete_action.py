@@ -55,23 +55,18 @@ class DiscreteAction:
         self._nest = None if isinstance(action_spec, TensorSpec) else action_spec
 
     def index(self, action: NestedTensor) -> Tensor:
-        """Indices, int64 ``[...]``, of actions ``[...]``."""
+        """Return the indices, int64 ``[...]``, of actions ``[...]``."""
         leaf = action if isinstance(action, Tensor) else nest.flatten(action)[0]
         return leaf.long() - self._first if self._first else leaf.long()
 
     def action(self, index: Tensor) -> NestedTensor:
-        """Actions ``[...]`` with the structure of the spec, for indices ``[...]``."""
+        """Return actions ``[...]`` with the structure of the spec for indices ``[...]``."""
         leaf = (index + self._first if self._first else index).to(self.spec.dtype)
         return leaf if self._nest is None else nest.pack_sequence_as(self._nest, [leaf])
 
     def mask_of(self, inputs: TimeStep) -> NestedTensor:
-        """Mask of the valid actions, bool ``[B, n]``, or ``()``."""
-        return self.leaf_of_mask(inputs.action_mask)
-
-    @staticmethod
-    def leaf_of_mask(mask: NestedTensor) -> NestedTensor:
-        """Return the mask itself, which may be in a nest of one leaf."""
-        return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
+        """Return the mask of the valid actions, bool ``[B, n]``, or ``()``."""
+        return leaf_of_mask(inputs.action_mask)
 
     def explore(self, index: Tensor, epsilon: float, mask: NestedTensor = ()) -> Tensor:
         """Replace each element of ``index`` ``[B]`` with probability ``epsilon`` by a uniformly random action.
@@ -86,7 +81,7 @@ class DiscreteAction:
         return self.random(index, mask) if epsilon >= 1.0 else self.replace_some(index, epsilon, mask)
 
     def random(self, like: Tensor, mask: NestedTensor = ()) -> Tensor:
-        """Uniformly random indices of the shape ``[B]`` of ``like``, among the actions where ``mask`` ``[B, n]``."""
+        """Sample indices uniformly, of the shape ``[B]`` of ``like``, among the actions where ``mask`` ``[B, n]``."""
         if not isinstance(mask, Tensor):
             return torch.randint(self.num_actions, like.shape, device=like.device)
         return random_valid(mask)
@@ -97,8 +92,13 @@ class DiscreteAction:
         return torch.where(torch.rand(index.shape, device=index.device) < epsilon, random, index)
 
 
+def leaf_of_mask(mask: NestedTensor) -> Any:
+    """Return the mask ``[B, n]`` of a discrete action, possibly the only leaf of a nest; ``()`` without a mask."""
+    return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
+
+
 def random_valid(mask: Tensor) -> Tensor:
-    """Uniformly random position where ``mask`` ``[..., N]`` is True, int64 ``[...]``."""
+    """Sample a position where ``mask`` ``[..., N]`` is True uniformly, int64 ``[...]``."""
     return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).argmax(-1)
 
 

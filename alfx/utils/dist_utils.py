@@ -158,10 +158,7 @@ def _flatten(distributions: NestedDistribution) -> list[Any]:
 
 
 def _total(values: list[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return sum(values[1:], start=values[0])
 
 
 def compute_entropy(distributions: NestedDistribution) -> Tensor:

@@ -153,8 +153,6 @@ def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types
     mask = _has_successor(step_types, values)
     discounts = discounts[1:]
     delta = torch.addcmul(rewards[1:], discounts, values[1:]).sub_(values[:-1]).mul_(mask)
-    if delta.shape[0] == 1:
-        return delta
     return _reverse_scan((discounts * mask)[:-1] * td_lambda, delta)
 
 

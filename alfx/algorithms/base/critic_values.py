@@ -91,10 +91,7 @@ def deterministic_policy_loss(gradient: NestedTensor, action: NestedTensor) -> T
         action: nest of actions with gradient to the policy, of the same shapes.
     """
     terms = [(g * a).reshape(len(g), -1).sum(1) for g, a in zip(nest.flatten(gradient), nest.flatten(action))]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return -total
+    return -sum(terms[1:], start=terms[0])
 
 
 def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
 from alfx.gin_utils import Count, Positive, check_value, configurable, takes_arguments_of
 from alfx.networks.action_specs import action_range
@@ -86,7 +85,7 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the network of the other policy,
             which outputs distributions or deterministic actions.
         checkpoint_path: checkpoint file from which the other policy is loaded; ``None``: it keeps its initial
-            parameters. It is also saved in the checkpoints of the run.
+            parameters. It is loaded at the start of the run; the checkpoints of the run contain it as well.
         checkpoint_prefix: path of the network in that checkpoint.
         weight: factor of the term, a number or a schedule.
         deterministic_stddev: a deterministic action is treated as a normal distribution with this standard deviation,
@@ -96,8 +95,8 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         name: name of this term in summaries.
 
     Raises:
-        ConfError: a number is out of range.
-        CheckpointError: the checkpoint cannot be read, or has no such part.
+        ConfError: a number is out of range; at the start of the run, also if the checkpoint cannot be read or has no
+            such part.
         ValueError: the other policy is recurrent.
     """
 
@@ -112,8 +111,7 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         if nest.flatten(network.state_spec):
             raise ValueError(f'{owner}: the other policy, {network.name}, is recurrent; choose an '
                              'actor_network_ctor of a feed-forward network')
-        if checkpoint_path is not None:
-            network.load_state_dict(extract_sub_state_dict_from_checkpoint(checkpoint_prefix, checkpoint_path))
+        self._source = None if checkpoint_path is None else (checkpoint_path, checkpoint_prefix, checkpoint_path)
         self._other_network = network.requires_grad_(False)
         self._scales = [_deterministic_scale(spec, deterministic_stddev, owner) for spec in nest.flatten(action_spec)]
         self._num_samples = num_samples
@@ -121,6 +119,11 @@ class DivergenceFromPolicy(PolicyLossAddOn):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Return the attribute of the other policy."""
         return ['_other_network']
+
+    def _preload(self) -> None:
+        if self._source is not None:
+            self._load_part(self._other_network, 'checkpoint_path', *self._source)
+        super()._preload()
 
     def divergence(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
         """Compute ``D(policy || other)``, ``[B]``, summed over the actions of a nest.
@@ -134,10 +137,8 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         if len(policies) != len(others) or len(policies) != len(self._scales):
             raise ValueError(f'{self._name}: expected a distribution for each of {len(self._scales)} actions, found '
                              f'{len(policies)} for the policy and {len(others)} for the other policy')
-        total: Any = 0.0
-        for policy, other_policy, scale in zip(policies, others, self._scales):
-            total = total + self._of_action(policy, other_policy, scale)
-        return total
+        terms = [self._of_action(*each) for each in zip(policies, others, self._scales)]
+        return sum(terms[1:], start=terms[0])
 
     def _of_action(self, policy: Any, other: Any, scale: Tensor | None) -> Tensor:
         if isinstance(policy, td.Distribution):

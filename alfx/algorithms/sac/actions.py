@@ -14,7 +14,7 @@ from alfx import nest
 from alfx.algorithms.base.exploration_noise import HeldNoise, ZetaRepeat
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import random_valid, suited_algorithms
+from alfx.utils.discrete_action import leaf_of_mask, random_valid, suited_algorithms
 
 
 class ActionType(enum.Enum):
@@ -77,13 +77,9 @@ class ActionParts:
             return type(self._spec)((key, parts[key]) for key in self._spec)
         return type(self._spec)((parts[0], parts[1]))
 
-    def mask_of(self, mask: NestedTensor) -> Any:
-        """Return the mask ``[B, A]`` of the discrete part, possibly the only leaf of a nest; ``()`` without a mask."""
-        return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
-
     def with_valid_choice(self, action: NestedTensor, mask: NestedTensor) -> NestedTensor:
         """Return ``action`` with its discrete part sampled uniformly from the valid ones, if there is a mask."""
-        own = self.mask_of(mask)
+        own = leaf_of_mask(mask)
         if not isinstance(own, Tensor):
             return action
         discrete, continuous = self.split(action)

@@ -9,8 +9,10 @@ from helpers.sac_agents import networks
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.base.ownership import OwnershipError
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.documented_loops import CustomLearner
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import LossInfo
 from alfx.engine.learner import Learner
@@ -73,6 +75,12 @@ def policy_in(env, config, **arguments):
                                 value_network_ctor=partial(ValueNetwork, fc_layer_params=(8, )), **arguments)
 
 
+def ppo_in(env, config):
+    return PPOAlgorithm(env.observation_spec(), env.action_spec(), env=env, config=config,
+                        actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+                        value_network_ctor=partial(ValueNetwork, fc_layer_params=(8, )))
+
+
 def sac_in(env, config):
     options = networks('continuous', env)
     options.pop('q_network_cls')
@@ -98,6 +106,17 @@ def test_an_algorithm_constructed_in_python_learns_immediately(make, action_type
     before = [p.detach().clone() for p in algorithm.parameters()]
     assert sum(algorithm.train_iter() for _ in range(4)) > 0
     assert not any(torch.equal(a, b) for a, b in zip(before, algorithm.parameters(), strict=True))
+
+
+@pytest.mark.parametrize('make, action_type, settings', [
+    (policy_in, ActionType.Discrete, dict(unroll_length=6)),
+    (ppo_in, ActionType.Discrete, dict(unroll_length=6, mini_batch_size=8)),
+])
+def test_a_first_iteration_without_an_optimizer_names_the_parameters(make, action_type, settings):
+    env = PolicyUnittestEnv(4, 6, action_type=action_type)
+    algorithm = make(env, TrainerConfig(root_dir='', algorithm_ctor=Agent, **settings))
+    with pytest.raises(OwnershipError, match='trainable parameters .*optimizer = @Adam'):
+        algorithm.train_iter()
 
 
 def test_a_first_update_without_a_trainer_assigns_the_optimizers():

@@ -10,6 +10,7 @@ import torch
 import torch.distributions as td
 
 from alfx import context, gin_utils, nest
+from alfx.algorithms import algorithm
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm
 from alfx.algorithms.composition.policy_loss_addons import (AttractionToPolicy, PolicyLossAddOn, RepulsionFromPolicy,
@@ -24,7 +25,7 @@ from alfx.networks.projection_networks import NormalProjectionNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+from alfx.utils.checkpoint_utils import Checkpointer
 
 OBSERVATION = TensorSpec((3, ))
 CONTINUOUS = BoundedTensorSpec((2, ), torch.float32, [-1, 0], [1, 4])
@@ -272,8 +273,16 @@ def test_the_other_policy_is_loaded_and_saved_in_checkpoints(tmp_path):
     resumed.load_state_dict(agent.state_dict())
     other = resumed._policy_loss_addons._addons[0]._other_network
     assert all(torch.equal(a, b) for a, b in zip(expected, other.parameters()))
-    with pytest.raises(CheckpointError, match='_no_such_network'):
+    with pytest.raises(ConfError, match='checkpoint_path = .*_no_such_network'):
         off_policy_agent('ddpg', [partial(addon, checkpoint_prefix='alg._no_such_network')])
+
+
+def test_the_file_of_the_other_policy_is_only_read_at_the_start_of_a_run(tmp_path, monkeypatch):
+    addon = addon_for('ddpg', AttractionToPolicy, checkpoint_path=str(tmp_path / 'moved'))
+    with pytest.raises(ConfError, match='AttractionToPolicy.checkpoint_path = .*moved'):
+        off_policy_agent('ddpg', [addon])
+    monkeypatch.setattr(algorithm, 'has_checkpoint', lambda root_dir: True)
+    off_policy_agent('ddpg', [addon])
 
 
 CONF = """

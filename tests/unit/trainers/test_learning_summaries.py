@@ -10,6 +10,7 @@ from PIL import Image
 
 import alfx
 from alfx import TimeStep
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.ppo_loss import _summarize_change
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
@@ -46,8 +47,12 @@ def test_ppo_logs_policy_change_and_value_quality(tmp_path):
     assert (progress['train/explained_variance'] <= 1).all()
 
 
-def test_value_learners_log_values_targets_exploration_and_buffer(tmp_path):
-    alfx.train('dqn_cart_pole', {**OFF_POLICY, 'DqnAlgorithm.rollout_epsilon_greedy': 0.25}, str(tmp_path / 'run'))
+@pytest.mark.parametrize('categorical', [{}, {
+    'DqnAlgorithm.num_atoms': 11, 'DqnAlgorithm.v_min': 0.0, 'DqnAlgorithm.v_max': 50.0,
+    'DqnAlgorithm.critic_loss_ctor': CategoricalTDLoss}])
+def test_value_learners_log_values_targets_exploration_and_buffer(tmp_path, categorical):
+    alfx.train('dqn_cart_pole', {**OFF_POLICY, 'DqnAlgorithm.rollout_epsilon_greedy': 0.25,
+                                 **categorical}, str(tmp_path / 'run'))
     progress = alfx.read_progress(str(tmp_path / 'run'))
     last = {name: values[-1] for name, values in progress.items()}
     assert last['train/exploration_rate'] == 0.25

@@ -19,3 +19,12 @@ def test_an_empty_buffer_is_named_once_steps_were_collected(env_steps, stored, w
                            mini_batch_length=2)
     reproducibility.warn_on_resume(nn.ModuleList([part]), config, env_steps)
     assert ('my_buffer was not in the checkpoint' in caplog.text) == warns
+
+
+@pytest.mark.parametrize('limit, rows', [(dict(num_env_steps=100), 50), (dict(num_iterations=10), 80),
+                                         (dict(num_iterations=1000), 200), (dict(num_episodes=5), 200)])
+def test_the_size_of_a_buffer_at_the_end_is_at_most_its_length(limit, rows):
+    buffer = ReplayBuffer(TensorSpec((2, )), num_environments=2, max_length=200)
+    settings = {'num_iterations': 0, **limit}
+    config = TrainerConfig(root_dir='', unroll_length=8, **settings)
+    assert reproducibility._rows_of_run(buffer, config, 2) == rows
