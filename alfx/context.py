@@ -36,7 +36,7 @@ def set_exe_mode(mode: str) -> None:
 
 
 def exe_mode_name() -> str:
-    """The run mode."""
+    """Return the run mode."""
     return _state.exe_mode
 
 
@@ -74,7 +74,7 @@ def freeze_statistics() -> bool:
 
 
 def waiting_statistics() -> dict[Any, Any] | None:
-    """The inputs of deferred statistics updates, keyed by the statistics; ``None`` if updates happen immediately."""
+    """Return the inputs of deferred updates of statistics, keyed by these; ``None`` if updates happen immediately."""
     return _state.waiting_statistics
 
 
@@ -99,7 +99,7 @@ def running_statistics() -> AbstractContextManager[None]:
 
 
 def counted_rows() -> Any:
-    """The ``RowWeights`` of the current batch, see :func:`alfx.norm_layers.counted`; ``None`` if all rows count."""
+    """Return the ``RowWeights`` of the current batch, see :func:`alfx.norm_layers.counted`; ``None`` if all count."""
     return _state.counted_rows
 
 
@@ -155,7 +155,7 @@ def auxiliary_context() -> Any:
 
 
 def get_global_counter() -> int:
-    """The number of finished iterations, or updates. It is the default step of summaries."""
+    """Return the number of finished iterations, or updates. It is the default step of summaries."""
     return _state.global_counter
 
 
@@ -198,7 +198,7 @@ def get_progress(progress_type: str) -> float:
 
 
 def get_all_progresses() -> dict[str, float]:
-    """The progress of every type."""
+    """Return the progress of every type."""
     return dict(_state.progress)
 
 
@@ -211,7 +211,7 @@ def _check_progress_type(progress_type: str) -> None:
 
 
 def get_default_device() -> torch.device:
-    """The device of networks and training data."""
+    """Return the device of networks and training data."""
     return _state.device
 
 
@@ -229,7 +229,7 @@ def device(device_name: str | torch.device) -> AbstractContextManager[None]:
 
 
 def get_acting_precision() -> str:
-    """The precision at which policies act, a value of ``torch.set_float32_matmul_precision``."""
+    """Return the precision at which policies act, a value of ``torch.set_float32_matmul_precision``."""
     return _state.acting_precision or torch.get_float32_matmul_precision()
 
 
@@ -256,7 +256,7 @@ class acting_precision(AbstractContextManager[None]):
 
 
 def get_ranks() -> Any:
-    """The :class:`~alfx.engine.remote.data_parallel.Ranks` of this process; ``None`` outside data-parallel training."""
+    """Return the :class:`~alfx.engine.remote.data_parallel.Ranks` of this process; ``None`` for a single process."""
     return _state.ranks
 
 
@@ -276,7 +276,7 @@ def training_with(ranks: Any) -> AbstractContextManager[None]:
 
 
 def num_ranks() -> int:
-    """The number of data-parallel processes, 1 for a single process."""
+    """Return the number of data-parallel processes, 1 for a single process."""
     return 1 if _state.ranks is None else _state.ranks.size
 
 
@@ -294,7 +294,7 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of ``tensor`` ``[n, ...]`` that belong to this rank; all rows in a single process.
+    """Return the rows of ``tensor`` ``[n, ...]`` that belong to this rank; all rows in a single process.
 
     The numbers of rows of two ranks differ by at most 1, and a rank may have no rows.
     """
@@ -302,7 +302,7 @@ def own_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The tensors of all ranks, concatenated along ``dim``; ``tensor`` itself in a single process.
+    """Return the tensors of all ranks, concatenated along ``dim``; ``tensor`` itself in a single process.
 
     A collective: every rank must call it equally often, in the same order, with the same shape.
     """
@@ -313,7 +313,7 @@ def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 def get_summary_writer() -> Any:
-    """The writer of summaries, or ``None``."""
+    """Return the writer of summaries, or ``None``."""
     return _state.writer
 
 
@@ -323,7 +323,7 @@ def set_summary_writer(writer: Any) -> None:
 
 
 def get_summary_step() -> int:
-    """The step at which a summary is written now: the global counter, unless :func:`summaries_at` is active."""
+    """Return the step at which a summary is written now: the global counter, unless :func:`summaries_at` is active."""
     return _state.global_counter if _state.summary_step is None else int(_state.summary_step())
 
 
@@ -353,7 +353,7 @@ def summary_scope(name: str) -> Iterator[str]:
 
 
 def scope_name() -> str:
-    """The active scopes, each followed by a slash."""
+    """Return the active scopes, each followed by a slash."""
     return ''.join(f'{name}/' for name in _state.scopes)
 
 
@@ -361,7 +361,7 @@ def scope_name() -> str:
 
 
 def first_environment() -> int:
-    """The run-wide number of the first environment of this process; other processes may hold lower numbers.
+    """Return the run-wide number of the first environment of this process; other processes may hold lower numbers.
 
     Environments derive their random streams from it, so several processes together use the same streams as one process.
     """
@@ -397,23 +397,23 @@ def _spec(name: str) -> NestedTensorSpec:
 
 @configurable
 def get_raw_observation_spec(field: str | None = None) -> NestedTensorSpec:
-    """The observation spec of the run's environment before all data transformers, or the part of it at ``field``."""
+    """Return the observation spec of the environment before all data transformers, or the part of it at ``field``."""
     return nest.get_field(_spec('raw_observation'), field)
 
 
 @configurable
 def get_observation_spec(field: str | None = None) -> NestedTensorSpec:
-    """The observation spec of the run after the data transformers, or the part of it at ``field``."""
+    """Return the observation spec of the run after the data transformers, or the part of it at ``field``."""
     return nest.get_field(_spec('observation'), field)
 
 
 @configurable
 def get_action_spec() -> NestedTensorSpec:
-    """The action spec of the run's environment."""
+    """Return the action spec of the run's environment."""
     return _spec('action')
 
 
 @configurable
 def get_reward_spec() -> TensorSpec:
-    """The reward spec of the run's environment."""
+    """Return the reward spec of the run's environment."""
     return _spec('reward')

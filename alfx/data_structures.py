@@ -283,7 +283,7 @@ def termination(observation: NestedTensor, prev_action: NestedTensor, reward: to
 
 
 def valid_masks(step_type: torch.Tensor) -> torch.Tensor:
-    """Float32 mask of the shape of ``step_type``: 0 at LAST, where the environment ignores the action, else 1."""
+    """Return 0.0 where ``step_type`` is LAST, where the environment ignores the action, and 1.0 elsewhere."""
     return (step_type != StepType.LAST).to(torch.float32)
 
 

@@ -97,9 +97,8 @@ class Agent(RLAlgorithm):
         extrinsic_reward_coef: factor of the environment's reward, a number or a schedule.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
             ``entropy_regularization`` of the loss at the same time.
-        entropy_target_cls: the algorithm for it; ``None`` for ``EntropyTargetAlgorithm``, nested for nested actions.
-        Called as
-            ``(action_spec, debug_summaries=)``.
+        entropy_target_cls: the algorithm for it, called as ``(action_spec, debug_summaries=)``; ``None``:
+            ``EntropyTargetAlgorithm``, or ``NestedEntropyTargetAlgorithm`` for nested actions.
         optimizer: owns the parameters that no part's own optimizer owns.
         debug_summaries: write more summaries.
         name: name of this algorithm.
@@ -341,7 +340,7 @@ class Agent(RLAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """One step of evaluation. Intrinsic rewards are computed for inspection only, entropy targets are not."""
+        """Run one step of evaluation; intrinsic rewards are computed for inspection only, entropy targets are not."""
         new_state, info = {}, {}
         environment_step = time_step
         if self._representation_learner is not None:
@@ -366,7 +365,7 @@ class Agent(RLAlgorithm):
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(**info))
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """One step of collecting experience, with all parts."""
+        """Run one step of collecting experience with all parts."""
         if self._policy_acts_alone:
             policy: Any = self._modules['_rl_algorithm']  # as an attribute it is found in ten times as long
             output, new_state, info = policy.rollout_step(time_step, state.rl)
@@ -379,7 +378,7 @@ class Agent(RLAlgorithm):
         return AlgStep(step.output, AgentState(rl=step.state), AgentInfo(rl=step.info))
 
     def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """One step of training on stored experience, with all parts."""
+        """Run one step of training on stored experience with all parts."""
         return self._step('train_step', time_step, state, rollout_info)
 
     def train_sequence(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -399,7 +398,7 @@ class Agent(RLAlgorithm):
         return step._replace(state=())
 
     def _step(self, method: str, time_step: TimeStep, state: Any, rollout_info: Any, *more: Any) -> AlgStep:
-        """``method`` of each part in order, each on what the ones before it made of the time step."""
+        """Call ``method`` of each part in order; each part gets the time step as changed by the parts before it."""
         new_state: dict[str, Any] = {}
         info: dict[str, Any] = {}
         rewards: dict[str, torch.Tensor] = {}
@@ -463,7 +462,7 @@ class Agent(RLAlgorithm):
         info['entropy_target'] = self._policy_step(self._entropy_target_algorithm, method, inputs)
 
     def _policy_step(self, part: Any, method: str, inputs: Any) -> NestedTensor:
-        """The info of a part that looks at the distribution of the policy."""
+        """Return the info of a part whose input is the distribution of the policy."""
         if method.startswith('train_sequence'):
             return part.train_sequence(inputs, (), ()).info
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
@@ -499,7 +498,7 @@ class Agent(RLAlgorithm):
     # Rewards ---------------------------------------------------------------------------------------------------
 
     def _training_reward(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The reward that the policy is trained on: a new tensor, the environment's own is left as it is."""
+        """Return the reward that the policy is trained on, as a new tensor."""
         if self._intrinsic_reward_as_dimension:
             for name, value in (('extrinsic', reward), *rewards.items()):
                 summary_utils.add_mean_hist_summary(f'reward/{name}', value)
@@ -534,7 +533,7 @@ class Agent(RLAlgorithm):
     # Losses and hooks ------------------------------------------------------------------------------------------
 
     def measures(self, info: Any) -> dict[str, torch.Tensor]:
-        """The numbers in the infos of the representation learner, the goal generator and the intrinsic module.
+        """Return the numbers in the infos of representation learner, goal generator and intrinsic reward module.
 
         ``repr/NAME``, ``goal_generator/NAME`` and ``irm/NAME`` for each float leaf ``[B]``.
         """
@@ -543,7 +542,7 @@ class Agent(RLAlgorithm):
                 if isinstance(leaf, torch.Tensor) and leaf.ndim == 1 and leaf.is_floating_point()}
 
     def calc_loss(self, info: Any) -> LossInfo:
-        """The sum of the losses of all parts, ``[T, B]``."""
+        """Return the sum of the losses of all parts, ``[T, B]``."""
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
 
     def auxiliary_reference(self, info: Any) -> Any:
@@ -555,7 +554,7 @@ class Agent(RLAlgorithm):
         return self._rl_algorithm.calc_auxiliary_loss(info.rl, reference)
 
     def calc_loss_offline(self, info: Any, pre_train: bool = False) -> LossInfo:
-        """The sum of the offline losses of all parts, ``[T, B]``."""
+        """Return the sum of the offline losses of all parts, ``[T, B]``."""
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info, offline=True, pre_train=pre_train)
 
     def after_update(self, experience: TimeStep, train_info: Any) -> None:
@@ -573,7 +572,7 @@ class Agent(RLAlgorithm):
             self._rl_algorithm.set_reward_weights(self._reward_weight_algorithm.reward_weights)
 
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
-        """The summaries of ``RLAlgorithm``, then those of the policy algorithm if it has its own."""
+        """Write the summaries of ``RLAlgorithm``, and those of the policy algorithm if it has its own."""
         super().summarize_rollout(experience)
         if self.on_policy and self._changes_reward:
             self._training_reward(experience.time_step.reward, experience.rollout_info.rewards or {})

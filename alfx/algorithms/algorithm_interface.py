@@ -37,7 +37,7 @@ class AlgorithmInterface(nn.Module):
         raise NotImplementedError(f'{type(self).__name__}.set_path')
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
-        """One step of evaluation or play.
+        """Run one step of evaluation or play.
 
         Args:
             inputs: nest ``[B, ...]``; a ``TimeStep`` for an RL algorithm.
@@ -49,7 +49,7 @@ class AlgorithmInterface(nn.Module):
         raise NotImplementedError(f'{type(self).__name__}.predict_step')
 
     def rollout_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
-        """One step of collecting experience.
+        """Run one step of collecting experience.
 
         Args:
             inputs: nest ``[B, ...]``; a ``TimeStep`` for an RL algorithm.
@@ -62,7 +62,7 @@ class AlgorithmInterface(nn.Module):
         raise NotImplementedError(f'{type(self).__name__}.rollout_step')
 
     def train_step(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
-        """One step of training on experience from the replay buffer.
+        """Run one step of training on experience from the replay buffer.
 
         Args:
             inputs: nest ``[B, ...]``.
@@ -80,7 +80,7 @@ class AlgorithmInterface(nn.Module):
         raise NotImplementedError(f'{type(self).__name__}.train_step_offline')
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
-        """The loss of each step of each sample: ``info`` is ``[T, B, ...]``, ``LossInfo.loss`` is ``[T, B]``."""
+        """Return the loss of each step of each sample: ``info`` is ``[T, B, ...]``, ``LossInfo.loss`` is ``[T, B]``."""
         raise NotImplementedError(f'{type(self).__name__}.calc_loss')
 
     def calc_loss_offline(self, info: NestedTensor, pre_train: bool = False) -> LossInfo:

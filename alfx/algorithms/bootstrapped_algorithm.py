@@ -31,7 +31,7 @@ from alfx.utils.saved_count import SavedCount
 from alfx.utils.target_updater import TargetUpdater
 
 
-def _all(nested: Any) -> Any:
+def _unchanged(nested: Any) -> Any:
     return nested
 
 
@@ -41,33 +41,33 @@ class Rows:
 
     Attributes:
         source: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be sliced.
-        cut: selects these steps of a nest ``[T, B, ...]``.
-        of: selects these rows of the output of :meth:`BootstrappedAlgorithm.policy_terms`, which may cover more rows.
+        select_steps: selects these steps of a nest ``[T, B, ...]``.
+        of: selects these rows of an output of :meth:`BootstrappedAlgorithm.policy_terms`, which may have more.
     """
 
     source: tuple[TimeStep, Any]
-    cut: Callable[[NestedTensor], Any] = _all
-    of: Callable[[Any], Any] = _all
+    select_steps: Callable[[NestedTensor], Any] = _unchanged
+    of: Callable[[Any], Any] = _unchanged
 
     @cached_property
     def observation(self) -> NestedTensor:
         """Observation, nest ``[N, ...]``."""
-        return self.cut(self.source[0].observation)
+        return self.select_steps(self.source[0].observation)
 
     @cached_property
     def inputs(self) -> TimeStep:
         """The whole time step ``[N, ...]``."""
-        return self.cut(self.source[0])
+        return self.select_steps(self.source[0])
 
     @cached_property
     def action_mask(self) -> Any:
         """Mask of valid actions, bool ``[N, ..., A]``, or ``()``."""
-        return self.cut(self.source[0].action_mask)
+        return self.select_steps(self.source[0].action_mask)
 
     @cached_property
     def rollout_info(self) -> Any:
         """Info of ``rollout_step`` ``[N, ...]``."""
-        return self.cut(self.source[1])
+        return self.select_steps(self.source[1])
 
 
 class Terms(NamedTuple):
@@ -263,7 +263,7 @@ class BootstrappedAlgorithm(Algorithm):
             cut_policy = partial(nest.map_structure, lambda x: x[start * batch:stop * batch])
             return Rows((inputs, rollout_info), partial(steps, start=start, stop=stop), cut_policy)
 
-        acting = trained = replace(rows(0, of_policy), of=_all)
+        acting = trained = replace(rows(0, of_policy), of=_unchanged)
         if of_values != of_policy:
             trained = rows(0, of_values)
         policy = details = loss = ()
@@ -277,14 +277,14 @@ class BootstrappedAlgorithm(Algorithm):
         first = 0 if self._bootstraps_from_first_step else 1
         later, of_later = rows(first, length), policy
         if self._samples_later_apart or not of_policy:
-            later = replace(later, of=_all)
+            later = replace(later, of=_unchanged)
             with torch.no_grad(), norm_layers.running_statistics():
                 of_later, _, _ = self.policy_terms(later, state)
             before = first * batch  # without policy terms of these steps, any others will do: no loss reads them
             policy = nest.map_structure(lambda a, b: torch.cat((a[:before], b)), policy if of_policy else of_later,
                                         of_later)
         elif of_policy < length:
-            rest = replace(rows(of_policy, length), of=_all)
+            rest = replace(rows(of_policy, length), of=_unchanged)
             with torch.no_grad():
                 of_rest, _, _ = self.policy_terms(rest, state)
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy, of_rest)

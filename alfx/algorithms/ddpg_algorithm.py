@@ -335,8 +335,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """Compute the sum of the losses of the policy and of all critics, ``[T, B]``."""
         q_values, target = info.critic
-        loss_inputs = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
-        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, loss_inputs, q_values, target)
+        fields = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, fields, q_values, target)
         total, actor_loss = critic_loss, info.actor_loss
         if isinstance(actor_loss, Tensor):
             if not self._train_actor_on_last_step:

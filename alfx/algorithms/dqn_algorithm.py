@@ -212,14 +212,14 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         action = self._discrete.action(index)
         return AlgStep(action, DqnState(new_state, target_state, exploration), DqnInfo(action=action))
 
-    def _best_index(self, seen: tuple[NestedTensor, NestedTensor]) -> Tensor:
+    def _best_index(self, observation_and_mask: tuple[NestedTensor, NestedTensor]) -> Tensor:
         """Return the index ``[B]`` of the best action of feed-forward critics, from observation and mask."""
-        observation, mask = seen
+        observation, mask = observation_and_mask
         return mask_invalid(self._q_values(observation, ())[0], mask).argmax(-1)
 
-    def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
-        """Return the best action ``[B]``, or a random one with probability ``_epsilon``."""
-        return self._discrete.action(self._discrete.replace_some(self._best_index(seen), self._epsilon, seen[1]))
+    def _exploring_action(self, inputs: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
+        """Return the best action ``[B]``, or a random one with probability ``_epsilon``, from observation and mask."""
+        return self._discrete.action(self._discrete.replace_some(self._best_index(inputs), self._epsilon, inputs[1]))
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the values that compare actions, ``[B, A]``, and the next state of the critics."""

@@ -197,8 +197,8 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         alpha = self._log_alpha.detach().exp()
         reward = critic_values.weighted_sum(info.reward, self._reward_weights)
         target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
-        seen = MdqInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
+        fields = MdqInfo(reward=reward, step_type=info.step_type, discount=info.discount)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, fields, info.critic.critic_free_form, target)
         distill_loss = (info.critic.critic_adv_form - info.critic.distill_target).square().mean(-1)
         distill_loss, alpha_loss = (pad_end(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
         if summary.should_record_summaries():

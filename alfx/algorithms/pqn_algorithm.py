@@ -128,8 +128,8 @@ class PqnAlgorithm(OffPolicyAlgorithm):
         action, value = self._act((inputs.observation, self._discrete.mask_of(inputs)))
         return AlgStep(action, state, PqnInfo(action=action, value=value))
 
-    def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> tuple[NestedTensor, Tensor]:
-        observation, mask = seen
+    def _exploring_action(self, observation_and_mask: tuple[NestedTensor, NestedTensor]) -> tuple[NestedTensor, Tensor]:
+        observation, mask = observation_and_mask
         value, best = mask_invalid(self._q_network(observation)[0], mask).max(-1)
         return self._discrete.action(self._discrete.replace_some(best, self._epsilon, mask)), value
 

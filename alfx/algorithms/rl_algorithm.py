@@ -62,7 +62,7 @@ class RLAlgorithm(Algorithm):
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
         checkpoint: as in ``Algorithm``.
-        is_eval: the algorithm is only played or evaluated, so critics are not needed.
+        is_eval: as in ALF; has no effect here: without critics, an algorithm can only be played or evaluated.
         overwrite_policy_output: store ``prev_action`` of the next time step as the action, for an environment that
             does not execute the given action, such as one that a person controls.
         debug_summaries: write more summaries.
@@ -103,7 +103,7 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
-        self._replayed: tuple[Hashable, TracedFunction] | None = None  # key and graph of predict_step
+        self._traced_predict: tuple[Hashable, TracedFunction] | None = None  # key and graph of predict_step
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """Set the probability of a random action in ``predict_step``, for algorithms that support it.
@@ -218,12 +218,12 @@ class RLAlgorithm(Algorithm):
         if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
         graph_key = self.prediction_graph_key
-        if self._replayed is None or self._replayed[0] != graph_key:
-            self._replayed = graph_key, TracedFunction(self._predicted, self)
-        return AlgStep(self._replayed[1]((inputs.observation, inputs.action_mask)), state, ())
+        if self._traced_predict is None or self._traced_predict[0] != graph_key:
+            self._traced_predict = graph_key, TracedFunction(self._predict_from, self)
+        return AlgStep(self._traced_predict[1]((inputs.observation, inputs.action_mask)), state, ())
 
-    def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
-        inputs = TimeStep(observation=seen[0], action_mask=seen[1])
+    def _predict_from(self, observation_and_mask: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
+        inputs = TimeStep(observation=observation_and_mask[0], action_mask=observation_and_mask[1])
         return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # this state has no tensors
 
     def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:

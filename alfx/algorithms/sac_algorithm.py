@@ -476,9 +476,9 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Return the sum of the losses of all critics, ``[T, B]``."""
         if self._use_entropy_reward:
             info = info._replace(reward=self._soft_reward(info))
-        seen = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
+        fields = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
                        discounted_return=info.discounted_return)
-        return critic_values.loss_of_all_critics(self._critic_loss, seen, info.critic.critics,
+        return critic_values.loss_of_all_critics(self._critic_loss, fields, info.critic.critics,
                                                  info.critic.target_critic)
 
     @torch.no_grad()

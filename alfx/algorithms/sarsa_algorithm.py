@@ -302,8 +302,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
                 summary.scalar(f'{self._name}/alpha', self._log_alpha.detach().exp())
         if not self._train_actor_on_last_step:
             policy_loss = pad_end(policy_loss[:-1], 1)
-        seen = SarsaInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
+        fields = SarsaInfo(reward=reward, step_type=info.step_type, discount=info.discount)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, fields, info.critics, info.target_critics)
         priority: Any = ()
         if self._calculate_priority:
             priority = critic_values.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)

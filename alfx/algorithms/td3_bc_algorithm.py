@@ -57,7 +57,7 @@ class Td3BcAlgorithm(Td3Algorithm):
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         if self._normalize_value:
-            is_valid = valid_masks(rows.cut(rows.source[0].step_type))
+            is_valid = valid_masks(rows.select_steps(rows.source[0].step_type))
             size = (value.detach().abs() * is_valid).sum() / is_valid.sum().clamp(min=1.0)
             loss = loss / size.clamp(min=1e-6)
         return loss + self._actor_penalty * self._stored_actions.squared_error(action, rows.rollout_info.action)

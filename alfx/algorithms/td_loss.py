@@ -47,7 +47,7 @@ class TDLoss(nn.Module):
                  normalize_target: bool = False, debug_summaries: bool = False, name: str = 'TDLoss'):
         super().__init__()
         if not isinstance(gamma, (int, float)) and not len(gamma):
-            raise ValueError(f'{name}: gamma must be a number or at least one number, found {gamma}')
+            raise ValueError(f'{name}.gamma: expected a number or a non-empty list of numbers, found {gamma}')
         self._scalar_gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self.register_buffer('_gamma', torch.tensor(gamma, dtype=torch.float32), persistent=False)
         self._td_error_loss_fn = td_error_loss_fn

@@ -148,7 +148,7 @@ def evaluate(env: Any, algorithm: Any, num_episodes: int,
         ValueError: ``num_episodes`` is less than 1.
     """
     if num_episodes < 1:
-        raise ValueError(f'num_episodes must be at least 1, got {num_episodes}')
+        raise ValueError(f'num_episodes: expected at least 1, found {num_episodes}')
     with _evaluation_mode(algorithm), context.record_if(False), torch.no_grad():
         return _play(env, algorithm, num_episodes, on_step)
 

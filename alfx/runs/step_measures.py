@@ -17,7 +17,7 @@ class EpisodeMeans:
         """Add one step of each environment.
 
         Args:
-            measures: arrays ``[B]`` by name; the names must be the same at each step.
+            measures: tensors ``[B]`` by name; the names must be the same at each step.
             is_counted: bool ``[B]``, whether the current episode is evaluated.
             is_last: bool ``[B]``, whether the step is the last of its episode.
         """
@@ -30,7 +30,8 @@ class EpisodeMeans:
             valid = is_counted & ~np.isnan(values)
             sums[valid] += values[valid]
             counts[valid] += 1
-            means.extend((sums[ended & (counts > 0)] / counts[ended & (counts > 0)]).tolist())
+            complete = ended & (counts > 0)
+            means.extend((sums[complete] / counts[complete]).tolist())
             sums[is_last] = counts[is_last] = 0
 
     def result(self) -> dict[str, np.ndarray]:

@@ -214,7 +214,7 @@ def memory_lines(algorithm: Any) -> list[str]:
 
 
 def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length: int) -> int:
-    """Size of ``max_length`` steps of ``num_environments`` environments in bytes."""
+    """Return the size of ``max_length`` steps of ``num_environments`` environments in bytes."""
     step = sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(data_spec))
     return step * num_environments * max_length
 

@@ -119,7 +119,7 @@ class Trainer:
         self._evaluated_at = -1
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
-        self._conf_recorded = self._evaluation_conf_checked = self._wait_is_over = False
+        self._conf_recorded = self._evaluation_conf_checked = self._wait_for_temporary_is_over = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -146,12 +146,12 @@ class Trainer:
             while not (self._is_stopped or self._is_finished()) and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
                     self._train_iter()        # unroll, then update the parameters
-                    self._call_back()         # on_episode_end and on_iteration_end of the callbacks
+                    self._call_callbacks()         # on_episode_end and on_iteration_end of the callbacks
                     self._summarize()         # every summary_interval iterations
                 self._advance()               # the counters and the progress for schedules
                 if self._eval_is_due():       # every eval_interval iterations
                     self._evaluate()
-                self._obey_callbacks()        # stop, or keep the best checkpoint
+                self._apply_callback_requests()        # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
                 elif self._temporary_checkpoint_is_due():  # every two minutes
@@ -189,13 +189,13 @@ class Trainer:
         logged, self._callbacks.run.logged = self._callbacks.run.logged, {}
         return logged
 
-    def _call_back(self) -> None:
+    def _call_callbacks(self) -> None:
         if self._callbacks is not None:
             iteration = self._state.iteration + 1
             progress = self._progress_after(self.current_env_steps(), iteration)
             self._callbacks.end_iteration(iteration, self._state.seconds, progress)
 
-    def _obey_callbacks(self) -> None:
+    def _apply_callback_requests(self) -> None:
         """Carry out what callbacks have requested, in all ranks."""
         if self._callbacks is None:
             return
@@ -213,7 +213,7 @@ class Trainer:
         self._environment_state.advance()
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
-        self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
+        self._wait_for_temporary_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
         env_steps = self.current_env_steps()
         self._state.steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
         self._update_progress(env_steps)
@@ -266,7 +266,7 @@ class Trainer:
         return self._signals.take_checkpoint_request() or due  # the last checkpoint is written at the end
 
     def _temporary_checkpoint_is_due(self) -> bool:
-        return self._wait_is_over and not self._is_finished()
+        return self._wait_for_temporary_is_over and not self._is_finished()
 
     def _show_progress(self) -> None:
         if self._display.is_due():
@@ -357,7 +357,7 @@ class Trainer:
         """Leave signals to the program, because this run cannot be resumed."""
         self._signals.disable()
 
-    def longer(self) -> str:
+    def doubled_length(self) -> str:
         """Return the binding that makes the run twice as long."""
         limits = ('num_iterations', 'num_env_steps', 'num_episodes')
         name = next(limit for limit in limits if getattr(self._config, limit))
@@ -418,21 +418,21 @@ class Trainer:
             reproducibility.warn_on_resume(self._algorithm, self._config, self.current_env_steps())
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
-            self._cut_files(saved_at, counter)
+            self._remove_later_entries(saved_at, counter)
         percent_before = context.get_progress('percent')
         self._update_progress(self.current_env_steps())
         if counter >= 0:
-            self._tell_of_schedules(percent_before)
+            self._report_schedule_changes(percent_before)
         self._checkpoints_done = self._checkpoints_to_be_done()
         if self._callbacks is not None:
             self._callbacks.start(self._state.loaded_callbacks, self._state.iteration, self._state.seconds,
                                   self.progress(), self._latest_evaluation())
-            self._obey_callbacks()
+            self._apply_callback_requests()
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
-            self._obey_callbacks()  # before the parameters change
+            self._apply_callback_requests()  # before the parameters change
 
-    def _tell_of_schedules(self, percent: float) -> None:
+    def _report_schedule_changes(self, percent: float) -> None:
         """Print the values that schedules jump to because the length of the run was changed."""
         now = context.get_progress('percent')
         if abs(now - percent) < 1e-9:
@@ -444,7 +444,7 @@ class Trainer:
                                       f'and the schedule of {name} continues at {value:.4g} instead of '
                                       f'{before[name]:.4g}')
 
-    def _cut_files(self, saved_at: float, counter: int) -> None:
+    def _remove_later_entries(self, saved_at: float, counter: int) -> None:
         """Remove entries logged after the checkpoint, because they will be logged again."""
         self._summary.cut(self._state.iteration - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
@@ -480,9 +480,9 @@ class Trainer:
         evaluates = self._config.evaluate or self._config.eval_uncertainty
         if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
-            self._obey_callbacks()
+            self._apply_callback_requests()
         if stop_signal is None:
-            self._log_rest()
+            self._log_remaining_scalars()
         if self._saved_counter != context.get_global_counter():
             if stop_signal is None:
                 self._environment_state.finish()
@@ -490,14 +490,14 @@ class Trainer:
         if self._callbacks is not None:
             self._callbacks.run.is_interrupted = stop_signal is not None
             self._callbacks.call('on_training_end')
-            self._obey_callbacks()
+            self._apply_callback_requests()
             if stop_signal is None:  # otherwise the resumed run logs the values, which are in the checkpoint
-                self._log_rest()
+                self._log_remaining_scalars()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
             self._display.message(f'stopped at {self.progress():.1%}; the same command resumes the run')
 
-    def _log_rest(self) -> None:
+    def _log_remaining_scalars(self) -> None:
         """Log what callbacks have logged after the last summary."""
         logged = self._take_logged()
         if logged and self._state.iteration:

@@ -18,12 +18,12 @@ def tensor_extend_new_dim(x: Tensor, dim: int, n: int) -> Tensor:
 
 
 def reverse_cumsum(x: Tensor, dim: int) -> Tensor:
-    """Cumulative sum from the end, ``y[i] = x[i] + x[i+1] + ... + x[n-1]`` along ``dim``."""
+    """Return the cumulative sum from the end, ``y[i] = x[i] + x[i+1] + ... + x[n-1]`` along ``dim``."""
     return x.flip(dim).cumsum(dim).flip(dim)
 
 
 def reverse_cumprod(x: Tensor, dim: int) -> Tensor:
-    """Cumulative product from the end, ``y[i] = x[i] * x[i+1] * ... * x[n-1]`` along ``dim``."""
+    """Return the cumulative product from the end, ``y[i] = x[i] * x[i+1] * ... * x[n-1]`` along ``dim``."""
     return x.flip(dim).cumprod(dim).flip(dim)
 
 
@@ -48,7 +48,7 @@ def tensor_prepend_zero(x: Tensor) -> Tensor:
 
 
 def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = None, dim: int | None = None) -> Tensor:
-    """Explained variance ``1 - Var[y - ypred] / Var[y]``: 1 is a perfect prediction, 0 no better than a constant.
+    """Return the explained variance ``1 - Var[y - ypred] / Var[y]``: 1 is perfect, 0 no better than a constant.
 
     Args:
         ypred: prediction of ``y``, same shape.

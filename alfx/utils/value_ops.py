@@ -63,7 +63,7 @@ def _check(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tenso
 
 
 def _has_successor(step_types: Tensor, like: Tensor) -> Tensor:
-    """Mask of the steps with a successor: 1 except at LAST, without the final step, ``[T-1, B]`` or ``[T-1, B, 1]``."""
+    """Return 1 for steps with a successor and 0 at LAST, without the final step, ``[T-1, B]`` or ``[T-1, B, 1]``."""
     mask = (step_types[:-1] != StepType.LAST).to(like.dtype)
     return mask if like.dim() == 2 else mask.reshape(*mask.shape, *[1] * (like.dim() - 2))
 
@@ -95,7 +95,7 @@ def one_step_discounted_return(rewards: Tensor, values: Tensor, step_types: Tens
 
 def discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor,
                       time_major: bool = True) -> Tensor:
-    """Discounted returns up to the end of the episode or of the sequence, where V bootstraps them.
+    """Return the discounted returns up to the end of the episode or of the sequence, where V bootstraps them.
 
     ``R[t] = r[t+1] + d[t+1] R[t+1]`` with ``R[T-1] = V[T-1]``; for a LAST step ``R[t] = V[t]``, so that a truncated
     episode is bootstrapped from its true final observation (and a terminated one not, as its d is 0).
@@ -219,7 +219,7 @@ def action_importance_ratio(action_distribution: Any, rollout_action_distributio
                             clipping_mode: str, scope: str, importance_ratio_clipping: float | Tensor,
                             log_prob_clipping: float, check_numerics: bool, debug_summaries: bool,
                             rollout_log_prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Ratio of the current probability of ``action`` to its probability when it was taken.
+    """Return the ratio of the current probability of ``action`` to its probability when it was taken.
 
     Args:
         action_distribution: nest of distributions of the current policy, batch shape ``[T, B]`` or ``[B]``.

@@ -21,16 +21,16 @@ class ActionValues:
         parts: kind and parts of the action.
         num_replicas: n.
         reward_spec: spec of the reward, ``()`` or ``(K,)``.
-        num_quantiles: number of quantiles that a critic of continuous actions outputs instead of each value; ``None``:
+        num_outputs: number of quantiles or atoms that a critic of continuous actions outputs for each value; ``None``:
             it outputs values.
     """
 
     def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec,
-                 num_quantiles: int | None = None):
+                 num_outputs: int | None = None):
         self._parts = parts
         self._num_replicas = num_replicas
         self._reward_spec = reward_spec
-        self._output_shape = (*reward_spec.shape, *([] if num_quantiles is None else [num_quantiles]))
+        self._output_shape = (*reward_spec.shape, *([] if num_outputs is None else [num_outputs]))
 
     def make_networks(self, ctor: Callable[..., Any], observation_spec: NestedTensorSpec) -> Any:
         """Create all critics as one network, ``[N, n, (K)]``, or Q networks, ``[N, n * K, A]``.
