@@ -293,10 +293,12 @@ def test_a_greedy_policy_does_not_explore(name):
 def test_statistics_are_updated_in_their_mode_and_are_in_the_checkpoint(name, update_mode):
     agent, _ = make_agent(name, data_transformer=lambda env: ObservationNormalizer(
         env.observation_spec(), update_mode=update_mode))
-    start = {k: v.clone() for k, v in agent.state_dict().items() if 'normalizer' in k}
-    agent.train_iter()
-    trained = {k: v for k, v in agent.state_dict().items() if 'normalizer' in k}
-    assert start and any(not torch.equal(start[k], trained[k]) for k in start)
+    states = []
+    for advance in (lambda: None, lambda: agent.unroll(4), agent.train_iter):
+        advance()
+        states.append({k: v.clone() for k, v in agent.state_dict().items() if 'normalizer' in k})
+    changes = [any(not torch.equal(before[k], after[k]) for k in before) for before, after in zip(states, states[1:])]
+    assert states[0] and changes == [update_mode == 'rollout', True]
 
 
 # Repeatability and checkpoints ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from helpers import sac_agents
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
@@ -149,6 +149,22 @@ def test_only_the_elites_of_an_ensemble_count():
     model._holdout_error.copy_(torch.tensor([0.5, 0.1, 0.3]))  # members 1 and 2
     cost = algorithm._calc_cost(torch.zeros(1, 2), torch.zeros(1, 4, 3, 1))
     np.testing.assert_allclose(cost, np.full((1, 4), -(6 + 12) / 2), rtol=1e-6)
+
+
+def test_elites_are_chosen_by_the_errors_of_all_ranks(monkeypatch):
+    model = DeterministicDynamicsAlgorithm(ACTION, OBSERVATION, num_replicas=3, holdout=0.1, num_elites=1)
+    monkeypatch.setattr(model, '_losses', lambda before, action, after: (
+        torch.tensor([0.1, 0.2, 0.3]).expand(len(before), 3).reshape(-1), ()))
+    batch = torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4, 2)
+    model._observe_holdout(*batch)
+    assert model.elites.tolist() == [0]
+    # another rank has 6 transitions, with errors of 0.9, 0.7 and 0.1
+    others = iter((6, torch.tensor([0.9, 0.7, 0.1]) * 6))
+    monkeypatch.setattr(context, 'sum_over_ranks', lambda x: x + next(others))
+    model._holdout_count.zero_()
+    model._observe_holdout(*batch)
+    torch.testing.assert_close(model._holdout_error, torch.tensor([0.58, 0.5, 0.18]))
+    assert model.elites.tolist() == [2]
 
 
 def test_an_imagined_termination_stops_the_rewards_after_it():

@@ -268,7 +268,7 @@ class TestLives:
         steps = [env.step(action) for _ in range(2)]
         assert steps[1].discount.tolist() == [0, 0]
         env.reset_envs(torch.tensor([True, False]))
-        assert env.step(action).prev_action.tolist() == [0, 1]
+        assert env.step(action).prev_action.tolist() == [0, 1] and not action.any()
 
     def test_a_fire_action_must_exist(self):
         env = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', ), seed=0)

@@ -1,11 +1,11 @@
 """Tests of the metrics against a slow loop, hand-computed constants, and each other."""
 
 import copy
-import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.call_counts import calls_within
 
 from alfx import context, nest
 from alfx.data_structures import TimeStep
@@ -279,16 +279,6 @@ def test_summaries_are_written_against_the_counter_and_the_step_metrics():
     assert writer.scalars['Metrics_vs_EnvironmentSteps/AverageReturn'] == (3, 2)
     assert writer.scalars['Metrics_vs_NumberOfEpisodes/AverageReturn'] == (3, 1)
     assert 'Metrics_vs_EnvironmentSteps/EnvironmentSteps' not in writer.scalars
-
-
-def calls_within(function, *arguments) -> int:
-    events = []
-    sys.setprofile(lambda frame, event, argument: events.append(event))
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(None)
-    return events.count('call') + events.count('c_call')
 
 
 @pytest.mark.parametrize('num_steps, batch_size', [(8, 8), (32, 8), (128, 8), (32, 64)])
