@@ -69,7 +69,6 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
     """
     if batch_size < 1:
         raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
-    _warn_of_statistics(gym_env_wrappers)
     if native:
         if callable(environment_name):
             raise EnvironmentLoadError('native=True: only registered ids have a natively batched implementation, found '
@@ -92,7 +91,7 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
             render_mode = None  # a wrapper may render
         vectorized = vector_env([
             partial(_make_and_wrap, partial(gym_make.make_env, environment_name, steps, render_mode, env_args),
-                    tuple(gym_env_wrappers), image_channel_first) for steps in max_episode_steps])
+                    tuple(gym_env_wrappers), image_channel_first, not i) for i, steps in enumerate(max_episode_steps)])
     return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
                     image_channel_first=False, env_info_keys=env_info_keys)
 
@@ -104,16 +103,15 @@ def log_sticky_actions(name: str, probability: float) -> None:
               'actions do not stick')
 
 
-def _warn_of_statistics(wrappers: Sequence[EnvWrapper]) -> None:
+def _warn_of_statistics(env: Any) -> None:
     """Log a warning for wrappers whose statistics are not saved with the policy."""
-    for wrapper in wrappers:
-        function: Any = wrapper.func if isinstance(wrapper, partial) else wrapper
-        for cls in getattr(function, '__mro__', (function, )):
-            transformer = _TRANSFORMERS.get(getattr(cls, '__name__', ''))
-            if transformer:
-                _log.warning('gym_env_wrappers: %s has statistics that are not saved with the policy: evaluation and '
-                             'play start with other ones; use TrainerConfig.data_transformer_ctor = @%s instead',
-                             cls.__name__, transformer)
+    while isinstance(env, gymnasium.Wrapper):
+        for cls in type(env).__mro__:
+            if transformer := _TRANSFORMERS.get(cls.__name__):
+                _log.warning('%s has statistics that are not saved with the policy: evaluation and play start with '
+                             'other ones; use TrainerConfig.data_transformer_ctor = @%s instead', cls.__name__,
+                             transformer)
+        env = env.env
 
 
 def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequence[str] | Mapping[str, TensorSpec]:
@@ -122,7 +120,8 @@ def _infos(keys: Sequence[str] | Mapping[str, TensorSpec], spec: Any) -> Sequenc
     return ('lives', ) if is_game and not keys else keys
 
 
-def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_first: bool) -> gymnasium.Env:
+def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_first: bool,
+                   warns: bool) -> gymnasium.Env:
     env = env_fn()
     for name in ('observation_space', 'action_space') if isinstance(env, gymnasium.Env) else ():
         if not isinstance(space := getattr(env, name, None), gymnasium.Space):
@@ -130,6 +129,8 @@ def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_
                                        f'as gymnasium.spaces.Dict, found {reprlib.repr(space)}')
     for wrapper in wrappers:
         env = wrapper(env)
+    if warns:
+        _warn_of_statistics(env)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(env.observation_space)):
         env = gym_wrappers.ImageChannelFirst(env)
@@ -189,8 +190,8 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv | Sequence[EnvFn], env_id: int |
         vectorized = gym_env
     else:
         env_fns = [lambda: gym_env] if isinstance(gym_env, gymnasium.Env) else gym_env
-        vectorized = vector_env([partial(_make_and_wrap, env_fn, tuple(gym_env_wrappers), image_channel_first)
-                                 for env_fn in env_fns])
+        vectorized = vector_env([partial(_make_and_wrap, env_fn, tuple(gym_env_wrappers), image_channel_first, not i)
+                                 for i, env_fn in enumerate(env_fns)])
     info_keys = _infos(env_info_keys, getattr(gym_env, 'spec', None))
     env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, info_keys, normalize_action, clip_action)
     if max_episode_steps > 0:

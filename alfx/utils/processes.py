@@ -4,6 +4,7 @@
 Ray actors are started in other ways and share the functions of this module, and so do the timeouts for processes that
 wait for each other.
 """
+import ast
 import collections
 import contextlib
 import faulthandler
@@ -11,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import sys
 import tempfile
@@ -204,7 +204,8 @@ def lost_program() -> str:
     if path is None or not os.path.isfile(path):
         return 'the program is not a file'
     with open(path, encoding='utf8', errors='replace') as file:
-        has_guard = re.search(r'\b__name__\s*==|==\s*__name__\b', file.read())
+        tree = ast.parse(file.read())
+    has_guard = any(isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test) for node in tree.body)
     return '' if has_guard else f"{path} has no line if __name__ == '__main__':"
 
 

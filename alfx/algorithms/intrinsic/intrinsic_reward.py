@@ -15,7 +15,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, problem_at
+from alfx.gin_utils import ConfError, Positive, check_value, problem_at
 from alfx.networks.network import Network, wrap_as_network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
@@ -41,22 +41,18 @@ class IntrinsicRewardAlgorithm(Algorithm):
         name: name of this algorithm.
 
     Raises:
-        ConfError: a number is out of range, or ``observation_spec`` is missing although observations are normalized.
+        ConfError: ``observation_spec`` is missing although observations are normalized.
     """
 
     updates_are_traceable = False
     rewards_batches = False  # has BatchRewards.reward_batch
 
-    def __init__(self, observation_spec: NestedTensorSpec | None, observation_adapt_speed: float | None,
-                 observation_clip_value: float | None, reward_adapt_speed: float | None, reward_zero_mean: bool,
+    def __init__(self, observation_spec: NestedTensorSpec | None, observation_adapt_speed: Positive | None,
+                 observation_clip_value: Positive | None, reward_adapt_speed: Positive | None, reward_zero_mean: bool,
                  reward_clip_value: float = -1.0, train_state_spec: NestedTensorSpec = (), optimizer: Any = None,
                  name: str = 'IntrinsicRewardAlgorithm'):
         super().__init__(train_state_spec=train_state_spec, optimizer=optimizer, name=name)
         owner = type(self).__name__
-        check_value(owner, 'observation_adapt_speed', observation_adapt_speed, float, above=0, optional=True)
-        check_value(owner, 'observation_clip_value', observation_clip_value, float, above=0, optional=True)
-        check_value(owner, 'reward_adapt_speed', reward_adapt_speed, float, above=0, optional=True)
-        check_value(owner, 'reward_zero_mean', reward_zero_mean, bool)
         if observation_adapt_speed is not None and observation_spec is None:
             raise ConfError([problem_at(owner, 'observation_adapt_speed', f'= {observation_adapt_speed}: there is no '
                                         'observation_spec, so observations cannot be normalized',

@@ -157,6 +157,14 @@ class TestLoad:
         suite_gym.load('Pendulum-v1', gym_env_wrappers=[wrapper]).close()
         assert (transformer or 'nothing') in caplog.text or (transformer is None and not caplog.text)
 
+    @pytest.mark.parametrize('load', [
+        lambda: suite_gym.wrap_env([lambda: gymnasium.wrappers.NormalizeReward(ChainEnv(3))] * 2),
+        lambda: suite_gym.load(lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(ChainEnv(3)), 5),
+                               batch_size=2)])
+    def test_wrappers_with_statistics_inside_functions_are_warned_of_once(self, load, caplog):
+        load().close()
+        assert caplog.text.count('NormalizeReward has statistics') == 1
+
     def test_infos_become_env_info_on_request(self):
         env = suite_gym.load('MountainCar-v0', env_info_keys=['TimeLimit.truncated', 'missing'])
         assert env.env_info_spec() == {'TimeLimit.truncated': TensorSpec(()), 'missing': TensorSpec(())}

@@ -167,6 +167,7 @@ def test_the_end_of_a_file_starts_at_a_given_offset(tmp_path):
 
 @pytest.mark.parametrize('program, reason', [
     ("if __name__ == '__main__':\n    pass\n", ''), ('if "__main__"==__name__: pass', ''),
+    ("# if __name__ == '__main__'\nprint('if __name__ == ...')\n", "program.py has no line if"),
     ('print(1)\n', "program.py has no line if __name__ == '__main__':"), (None, 'the program is not a file')])
 def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program, reason):
     main = types.ModuleType('__main__')
@@ -174,7 +175,7 @@ def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program
         main.__file__ = str(tmp_path / 'program.py')
         (tmp_path / 'program.py').write_text(program)
     monkeypatch.setitem(sys.modules, '__main__', main)
-    assert processes.lost_program().endswith(reason) and bool(reason) is bool(processes.lost_program())
+    assert reason in processes.lost_program() and bool(reason) is bool(processes.lost_program())
     if 'no line' in reason:
         with pytest.raises(ConfError, match='it would run the program again'):
             processes.MessagingProcess(print, (), 'evaluation process')
