@@ -14,6 +14,9 @@ from alfx.networks.network import Network, example_batch, is_stacked
 from alfx.tensor_specs import (Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec,
                                torch_dtype_to_str)
 
+_PREPROCESSORS = ('for integers set input_preprocessors to a dict with the same names: @Cast() for quantities, '
+                  '@OneHot() or @EmbeddingPreprocessor() for categories, and None for other tensors')
+
 
 class PreprocessorNetwork(Network):
     """Network that preprocesses the parts of a nested input and combines them.
@@ -86,6 +89,8 @@ class PreprocessorNetwork(Network):
                 if isinstance(self._combiner, NestCombiner):
                     _check_combinable(self._combiner, processed, self._name)
                 return extract_spec(processed if self._combiner is None else self._combine(processed))
+        except AttributeError as error:  # a preprocessor of one tensor got several
+            raise SpecError(f'{self._name}: input_preprocessors: {error}; {_PREPROCESSORS}') from error
         finally:
             for module in training:
                 module.training = True
@@ -165,10 +170,8 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
     for path, tensor in combiner.combined_leaves(nested):
         if not tensor.dtype.is_floating_point:
             raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
-                            f'would be combined by {combiner.name} as if it were a quantity; choose an input '
-                            'preprocessor for it, e.g. @OneHot(), @EmbeddingPreprocessor(), or '
-                            '@Cast() if it is a quantity; for images add @ImageScaleTransformer to '
-                            'TrainerConfig.data_transformer_ctor')
+                            f'would be combined by {combiner.name} as if it were a quantity; {_PREPROCESSORS}; for '
+                            'images add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor')
 
 
 def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
@@ -178,6 +181,5 @@ def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
                 'converted silently: add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor, which scales '
                 'them to floats; then each image passes through convolutions')
     return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Choose how to combine '
-            'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions, which is not automatic '
-            'here; for images or integers add input_preprocessors, '
-            'e.g. @OneHot() or @EmbeddingPreprocessor()')
+            'them: preprocessing_combiner = @NestConcat() concatenates their last dimensions, which is not automatic '
+            f'here; {_PREPROCESSORS}')

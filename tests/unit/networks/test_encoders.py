@@ -60,7 +60,7 @@ def inputs_unprepared():
 
 def test_a_nested_observation_needs_a_combiner_even_for_vectors(inputs_unprepared):
     for ctor in (EncodingNetwork, ValueNetwork, LSTMEncodingNetwork):
-        with pytest.raises(SpecError, match=r"nest of 2: 'a': .*, 'b': .*preprocessing_combiner=@NestConcat\(\)"):
+        with pytest.raises(SpecError, match=r"nest of 2: 'a': .*, 'b': .*preprocessing_combiner = @NestConcat\(\)"):
             ctor({'a': VECTOR, 'b': VECTOR})
     net = EncodingNetwork({'a': VECTOR, 'b': VECTOR}, preprocessing_combiner=NestConcat(), fc_layer_params=(4, ))
     assert net.processed_input_tensor_spec == TensorSpec((6, ))

@@ -138,3 +138,17 @@ def test_spaces_of_gymnasium_need_no_line_in_the_conf(space):
     net = EncodingNetwork(codec.spec, fc_layer_params=(2, ))
     sample = nest.map_structure(lambda spec: spec.zeros((2, )), codec.spec)
     assert net(sample)[0].shape == (2, 2) and net.prepared
+
+
+@pytest.mark.parametrize('arguments, found', [
+    ({}, "found a nest of 2: 'ram'.*'vec'.*preprocessing_combiner = @NestConcat"),
+    (dict(preprocessing_combiner=NestConcat()), "'ram' is uint8"),
+    (dict(preprocessing_combiner=NestConcat(), input_preprocessors=Cast()), 'input_preprocessors: '),
+])
+def test_integers_beside_floats_are_named_with_a_remedy_that_works(arguments, found):
+    specs = {'ram': BoundedTensorSpec((16, ), torch.uint8, 0, 255), 'vec': TensorSpec((3, ))}
+    with pytest.raises(SpecError, match=f'{found}.*a dict with the same names: @Cast.*None for other'):
+        EncodingNetwork(specs, fc_layer_params=(8, ), **arguments)
+    network = EncodingNetwork(specs, fc_layer_params=(8, ), preprocessing_combiner=NestConcat(),
+                              input_preprocessors={'ram': Cast(), 'vec': None})
+    assert network({'ram': torch.ones(2, 16, dtype=torch.uint8), 'vec': torch.ones(2, 3)})[0].shape == (2, 8)
