@@ -439,8 +439,10 @@ class ChannelLayerNorm(nn.Module):
     def __init__(self, channels: int, n: int = 1):
         super().__init__()
         self._n = n
-        self._norm = ParallelLayerNorm(n, channels)
+        self._norm = nn.LayerNorm(channels) if n == 1 else ParallelLayerNorm(n, channels)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize the features of each position."""
-        return self._norm(inputs.movedim(-3, -1).unflatten(-1, (self._n, -1))).flatten(-2).movedim(-1, -3)
+        x = inputs.movedim(-3, -1)
+        x = self._norm(x) if self._n == 1 else self._norm(x.unflatten(-1, (self._n, -1))).flatten(-2)
+        return x.movedim(-1, -3)

@@ -708,8 +708,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         try:
             state = extract_sub_state_dict_from_checkpoint(prefix, path)
         except CheckpointError as error:
-            problems = [problem_at(cls.__name__, argument, f'= {value!r}: {error}')
-                        for cls in type(self).__mro__]  # a conf may bind it for any of them
+            # a conf may bind the argument for any of the classes
+            problems = [problem_at(cls.__name__, argument, f'= {value!r}: {error}') for cls in type(self).__mro__]
             raise ConfError([next((p for p in problems if p.location), problems[0])]) from error
         part.load_state_dict(state)
 

@@ -111,9 +111,10 @@ def test_layer_norm_over_channels_is_computed_at_each_position(n):
         norm.weight.uniform_(-2, 2)
         norm.bias.uniform_(-2, 2)
     for i in range(n or 1):
-        weight, bias = (plain.weight, plain.bias) if n is None else (plain.weight[i], plain.bias[i])
+        weight, bias, scale, shift = (x if n is None else x[i]
+                                      for x in (plain.weight, plain.bias, norm.weight, norm.bias))
         features = torch.conv2d(inputs, weight, bias).permute(0, 2, 3, 1)
-        expected = nn.functional.layer_norm(features, (3, ), norm.weight[i], norm.bias[i]).permute(0, 3, 1, 2)
+        expected = nn.functional.layer_norm(features, (3, ), scale, shift).permute(0, 3, 1, 2)
         torch.testing.assert_close(plain(inputs) if n is None else plain(inputs)[:, i], expected)
     plain.reset_parameters()
     assert (norm.weight == 1).all() and (norm.bias == 0).all()
