@@ -658,7 +658,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def learner(self) -> Learner:
         """Learner of this algorithm, which runs its training iterations; created at the first use."""
         if self._learner is None:
-            if self.environment is not None and self._config is not None:
+            if self.environment is not None and self._config is not None and self.optimizers():
                 self._finalize_at_first_use()
             self._learner = make_learner(self, self.updater, self._config)
         return self._learner

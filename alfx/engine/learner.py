@@ -69,6 +69,7 @@ class Learner:
             Number of samples trained on, without the auxiliary phase; a sample counts each time it is used.
         """
         algorithm, started = self._algorithm, time.perf_counter()
+        algorithm.optimized_parameters()  # raises at the first iteration if a parameter has no optimizer
         due = None if self.stage is Stage.PRETRAIN else self.collector.due(trained_before=bool(self.num_trained))
         experience = None
         if due is not None:

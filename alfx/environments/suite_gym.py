@@ -129,8 +129,7 @@ def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_
                                        f'as gymnasium.spaces.Dict, found {reprlib.repr(space)}')
     for wrapper in wrappers:
         env = wrapper(env)
-    if warns:
-        _warn_of_statistics(env)
+    _warn_of_statistics(env if warns else None)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(env.observation_space)):
         env = gym_wrappers.ImageChannelFirst(env)

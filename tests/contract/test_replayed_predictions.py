@@ -56,7 +56,7 @@ def assert_plays(algorithm, env, count, seed=0, mask=()):
 
 
 def num_graphs(algorithm):
-    return algorithm._replayed[1].replayed.num_graphs
+    return algorithm._traced_predict[1].replayed.num_graphs
 
 
 @pytest.mark.parametrize('conf', FIXED)
@@ -106,7 +106,7 @@ def test_all_other_predictions_run_eagerly(conf):
         torch.manual_seed(0)
         with context.eval_context(), torch.no_grad():
             found.append(nest.flatten(nest.map_structure(torch.as_tensor, tuple(step(inputs, state)[:2]))))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and algorithm._replayed is None
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and algorithm._traced_predict is None
 
 
 class Looking(SacAlgorithm):
@@ -149,7 +149,7 @@ def test_replayed_evaluations_between_updates_match_eager_ones(conf, with_capabi
     assert num_graphs(algorithm)
     with_capabilities(Agent, traceable_prediction=False)
     expected, algorithm = returns()
-    assert algorithm._replayed is None and torch.equal(played, expected) and len(expected.unique()) > 3
+    assert algorithm._traced_predict is None and torch.equal(played, expected) and len(expected.unique()) > 3
 
 
 class Interrupting:
