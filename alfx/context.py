@@ -74,7 +74,7 @@ def freeze_statistics() -> bool:
 
 
 def waiting_statistics() -> dict[Any, Any] | None:
-    """Return the inputs of deferred updates of statistics, keyed by these; ``None`` if updates happen immediately."""
+    """Return the inputs of deferred updates of statistics, by the statistics; ``None`` if updates happen at once."""
     return _state.waiting_statistics
 
 

@@ -154,6 +154,6 @@ class CategoricalTDLoss(TDLoss):
         value = value[:-1]
         if summary.should_record_summaries():
             atoms = torch.linspace(self._v_min, self._v_max, value.shape[-1], device=value.device)
-            self._summarize(info, value.exp() @ atoms, target @ atoms)
+            self._summarize(info, value.detach().exp() @ atoms, target @ atoms)
         divergence = (torch.xlogy(target, target) - target * value).sum(-1)
         return self._reduce(divergence, info)

@@ -477,7 +477,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if self._use_entropy_reward:
             info = info._replace(reward=self._soft_reward(info))
         fields = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
-                       discounted_return=info.discounted_return)
+                         discounted_return=info.discounted_return)
         return critic_values.loss_of_all_critics(self._critic_loss, fields, info.critic.critics,
                                                  info.critic.target_critic)
 

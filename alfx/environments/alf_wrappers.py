@@ -21,7 +21,7 @@ from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
-                              without_action)
+                               without_action)
 
 __all__ = [
     'ActionObservationWrapper', 'AlfEnvironmentBaseWrapper', 'AtariTerminalOnLifeLossWrapper',

@@ -419,7 +419,7 @@ class EnvironmentGroup:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
                 'correct the environment, or set create_environment.max_restarts if it fails only now and then')
-        if isinstance(error, ValueError) and re.search(r'values to unpack \(expected [25]\b', str(error)):
+        if re.search(r'\.(step|reset)\(.*\n[\s^~]*ValueError: .* to unpack \(expected [25]\b', _format(error)):
             hint = _OLD_INTERFACE  # a wrapper unpacked the result
         if isinstance(error, _WrongObservation):
             raise EnvironmentStepError(self._first + i, self.name, self._during, str(error),
@@ -492,7 +492,7 @@ def _numbers(info: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers in an info and in the dicts inside it."""
     found = {}
     for key, value in info.items():
-        if math.prod(getattr(value, 'shape', (0, ))) == 1:  # a number of numpy or torch
+        if getattr(value, 'shape', None) in ((), (1, ), (1, 1)) and hasattr(value, 'item'):  # of numpy or torch
             value = value.item()
         if isinstance(value, dict):
             value = _numbers(value)

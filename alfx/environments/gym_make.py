@@ -68,7 +68,7 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
     """Create an environment with a class or function of the user; see :func:`make_env`."""
     name = getattr(ctor, '__qualname__', str(ctor))
     make = partial(ctor, **arguments)
-    if render_mode is not None and accepts_render_mode(ctor):
+    if render_mode is not None and 'render_mode' not in arguments and accepts_render_mode(ctor):
         env = make_rendered(make, render_mode, name)
     else:
         env = make()
@@ -79,7 +79,7 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
 
 
 def accepts_render_mode(function: Callable[..., Any]) -> bool:
-    """Return whether ``function`` has an argument ``render_mode``, or any."""
+    """Return whether ``function`` has an argument ``render_mode``, or accepts any keyword argument."""
     parameters = inspect.signature(function).parameters
     return 'render_mode' in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

@@ -172,12 +172,12 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         for key, spec in self._info_specs.items():
             values = np.zeros((self._batch_size, *spec.shape), torch_dtype_to_str(spec.dtype))
             if key in infos:
-                present = infos.get('_' + key, np.ones(self._batch_size, bool))
+                present = infos.get('_' + key, slice(None))
                 if getattr(infos[key], 'dtype', None) is np.dtype(object):
-                    present = present & np.array([value is not None for value in infos[key]])
+                    present = infos.get('_' + key, True) & np.array([value is not None for value in infos[key]])
                 try:
                     values[present] = infos[key][present]
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, IndexError):
                     raise EnvironmentLoadError(f"env_info_keys: expected {spec} as info[{key!r}], found "
                                                f'{reprlib.repr(infos[key])}') from None
             decoded[key] = torch.from_numpy(values)

@@ -52,7 +52,7 @@ def as_frame(image: Any) -> np.ndarray:
         UnsupportedOperationError: anything else.
     """
     frame = np.asarray(image[-1] if isinstance(image, (list, tuple)) and image and np.ndim(image[-1]) > (
-        1 if isinstance(image[-1], np.ndarray) else 2) else image)
+        2 if isinstance(image[-1], (list, tuple)) else 1) else image)
     if frame.ndim == 4 and len(frame):
         frame = frame[-1]
     if frame.ndim == 3 and frame.shape[0] in (1, 3, 4) and frame.shape[2] not in (1, 3, 4):

@@ -206,7 +206,7 @@ def _package(kind: Any) -> str:
 
 def _is_skipped(value: Any) -> bool:
     if isinstance(value, (types.FunctionType, type)):
-        return not _has_name(value)
+        return not _has_name(value) or _package(value) in _WINDOW_PACKAGES
     if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)

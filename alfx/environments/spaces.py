@@ -143,7 +143,7 @@ def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
 
 def _keys(space: spaces.Dict) -> list[Any]:
     """Return the keys in the order in which a nest visits their values."""
-    return nest.flatten({key: key for key in space.spaces})
+    return sorted(space.spaces) if len({*map(type, space.spaces)}) == 1 else nest.flatten({k: k for k in space.spaces})
 
 
 def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, spaces.Space]]:

@@ -6,6 +6,7 @@ Atari ('ALE/Pong-v5') and MiniGrid by their ids. :mod:`alfx.environments.suite_a
 """
 import functools
 import logging
+import multiprocessing
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -129,7 +130,7 @@ def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_
                                        f'as gymnasium.spaces.Dict, found {reprlib.repr(space)}')
     for wrapper in wrappers:
         env = wrapper(env)
-    _warn_of_statistics(env if warns else None)
+    _warn_of_statistics(env if warns and multiprocessing.parent_process() is None else None)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(env.observation_space)):
         env = gym_wrappers.ImageChannelFirst(env)

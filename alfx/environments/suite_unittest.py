@@ -15,7 +15,7 @@ from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import SpecifiedEnvironment, check_action
 from alfx.environments.seeding import batch_seed
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
-                              without_action)
+                               without_action)
 
 
 class ActionType(enum.Enum):

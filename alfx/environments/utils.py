@@ -206,9 +206,8 @@ def _gym_env(env_fn: Callable[[], Any], function_name: str) -> gymnasium.Env:
 def _may_render(function: EnvLoadFn) -> bool:
     """Return whether ``function`` has an argument ``render_mode`` that neither its default nor the conf sets."""
     parameter = inspect.signature(function).parameters.get('render_mode')
-    if parameter is None:
-        return gym_make.accepts_render_mode(function)
-    if parameter.default not in (None, inspect.Parameter.empty):
+    if (not gym_make.accepts_render_mode(function) or
+            parameter is not None and parameter.default not in (None, inspect.Parameter.empty)):
         return False
     with contextlib.suppress(ValueError):  # it is not bound
         gin.query_parameter(f'{_function_name(function)}.render_mode')

@@ -69,7 +69,7 @@ INSTEAD = {
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
     'BestEvalChecker': 'remove it with its parameter: keep TrainerConfig.num_checkpoints checkpoints and compare them '
                        'with alfx evaluate',
-    'TrainerConfig.device': 'remove it: the device is an argument of the command line, --device=cuda',
+    'TrainerConfig.device': 'remove it: choose the device on the command line, with --device=cuda',
     # environments
     '*.sparse_reward': 'write a wrapper that adds 1 to the reward and ends the episode at the goal, in '
                        'gym_env_wrappers, and for hindsight HindsightExperienceTransformer.reward_fn',

@@ -1,5 +1,4 @@
 """Values of a Python program as gin text, so that a program can set what a conf file can."""
-import enum
 import inspect
 import logging
 import os
@@ -59,7 +58,7 @@ def _text(key: str, value: Any, modules: '_Modules') -> str:
         return value  # a reference
     for kind in (bool, int, float, str, bytes):
         if isinstance(value, kind):
-            value = value.value if isinstance(value, enum.Enum) else value
+            value = str.__str__(value) if isinstance(value, str) else value  # of a member of an enumeration
             return _number(key, float(value)) if kind is float else repr(kind(value))
     if value is None:
         return 'None'

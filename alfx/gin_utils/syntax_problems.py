@@ -60,8 +60,8 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
             hint = f'write {word.capitalize()}'
         elif word.lower() in ('inf', 'infinity'):
             hint = 'write %alfx.infinity'
-        elif re.search(r'[(\[]', written):
-            hint = 'a conf contains no calls and expressions: write the result'
+        elif re.search(r'\w[(\[]|\bfor\b', written):
+            hint = 'a conf cannot contain calls or expressions: write the result'
         elif written.startswith('include '):
             hint = f"write include '{written.split()[-1]}'"
         elif re.match(r"""\w+['"]""", written):
@@ -92,7 +92,7 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
     elif message.startswith('Expected newline'):
         message, hint = 'the line continues after the value', 'write one statement per line; text needs quotes'
-        if re.search(r'=.*,\s*\S', code):
+        if re.search(r'=[^(\[{]*,\s*\S', _STRINGS_AND_COMMENTS.sub(lambda found: found[0][0].strip('#'), line_text)):
             hint = 'write a tuple in parentheses: (64, 64)'
     shown = line_text.strip()
     return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)

@@ -7,6 +7,7 @@ unchanged it uses them instead, because a module may read files that its text do
 """
 import ast
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -73,7 +74,7 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         found: dotted names of modules, each with the folder it was found in.
     """
     files: dict[str, OwnFile] = {}
-    code = [(path, folder) for module, folder in found for path in _files_of(folder, module)]
+    code = [(path, folder) for module, folder in found for path in _files_of(_file_of(folder, module))]
     data: list[tuple[str, str]] = []
     left_out, bytes_left = [], _MOST_BYTES
     while code or data:
@@ -90,8 +91,9 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         text = files[name].content.decode('utf8', errors='replace') if is_code or size < _MOST_BYTES // 20 else ''
         others = _named_in(text, os.path.dirname(path))
         if is_code:
-            others += [file for module in _imported_by(text) if module.partition('.')[0] != 'alfx'
-                       for file in _files_of(folder, module)]
+            package = os.path.dirname(name).replace(os.sep, '.')
+            imported = [module for module in _imported_by(text, package) if module.partition('.')[0] != 'alfx']
+            others += [file for path in {_file_of(folder, module) for module in imported} for file in _files_of(path)]
         for other in others:
             (code if other.endswith('.py') else data).append((other, folder))
     if left_out:
@@ -126,15 +128,14 @@ def _file_of(folder: str, module: str) -> str | None:
 
     A folder without ``__init__.py`` is a package as well, whose modules have files of their own.
     """
-    paths = dict.fromkeys((module.partition('.')[0], module.replace('.', os.sep)))
+    paths = itertools.accumulate(module.split('.'), os.path.join)
     names = [name for path in paths for name in (os.path.join(path, '__init__.py'), f'{path}.py',
                                                  *(f'{path}{suffix}' for suffix in EXTENSION_SUFFIXES))]
     return next((path for name in names if os.path.isfile(path := os.path.join(folder, name))), None)
 
 
-def _files_of(folder: str, module: str) -> list[str]:
-    """Return the file of a module, or all files of a package."""
-    path = _file_of(folder, module)
+def _files_of(path: str | None) -> list[str]:
+    """Return all files of the package of an ``__init__.py``, or another file itself."""
     if path is None or not path.endswith('__init__.py'):
         return [] if path is None else [path]
     return _files_in(os.path.dirname(path))
@@ -159,8 +160,8 @@ def _named_in(text: str, folder: str) -> list[str]:
     return [file for path in paths for file in ([path] if os.path.isfile(path) else _files_in(path))]
 
 
-def _imported_by(text: str) -> Iterator[str]:
-    """Yield the names of the modules that a source text imports, and of objects in them that may be modules."""
+def _imported_by(text: str, package: str) -> Iterator[str]:
+    """Yield the names of the modules that a module of ``package`` imports, and of objects that may be modules."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
@@ -168,8 +169,10 @@ def _imported_by(text: str) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (node.module, *(f'{node.module}.{alias.name}' for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split('.')[:1 - node.level or None] if node.level else []
+            module = '.'.join(filter(None, (*above, node.module)))
+            yield from (module, *(f'{module}.{alias.name}' for alias in node.names))
 
 
 def _read(path: str) -> bytes:

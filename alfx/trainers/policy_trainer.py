@@ -145,18 +145,18 @@ class Trainer:
             self._config.freeze()
             while not (self._is_stopped or self._is_finished()) and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
-                    self._train_iter()        # unroll, then update the parameters
-                    self._call_callbacks()         # on_episode_end and on_iteration_end of the callbacks
-                    self._summarize()         # every summary_interval iterations
-                self._advance()               # the counters and the progress for schedules
-                if self._eval_is_due():       # every eval_interval iterations
+                    self._train_iter()  # unroll, then update the parameters
+                    self._call_callbacks()  # on_episode_end and on_iteration_end of the callbacks
+                    self._summarize()  # every summary_interval iterations
+                self._advance()  # the counters and the progress for schedules
+                if self._eval_is_due():  # every eval_interval iterations
                     self._evaluate()
-                self._apply_callback_requests()        # stop, or keep the best checkpoint
+                self._apply_callback_requests()  # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
                 elif self._temporary_checkpoint_is_due():  # every two minutes
                     self._save_checkpoint(temporary=True)
-                self._show_progress()         # twice a second on a terminal
+                self._show_progress()  # twice a second on a terminal
             self._finish()
         return self.average_return()
 

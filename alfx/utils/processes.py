@@ -4,7 +4,6 @@
 Ray actors are started in other ways and share the functions of this module, and so do the timeouts for processes that
 wait for each other.
 """
-import ast
 import collections
 import contextlib
 import faulthandler
@@ -12,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60.0  # after waiting this long, a process logs what it waits
 _LAST_LINES, _LAST_BYTES = 12, 8192
 
 SPAWN = multiprocessing.get_context('spawn')
-_STARTED_BY = {os.getpid(): os.getppid()}  # without the processes forked from this one
+_STARTED_BY = os.getppid()
 
 
 def num_cores() -> int:
@@ -152,8 +152,8 @@ def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 def is_orphan() -> bool:
     """Return whether the process that started this one has ended."""
-    parent = multiprocessing.parent_process()  # not the one that forked a process of a 'forkserver'
-    return os.getppid() != _STARTED_BY.get(os.getpid(), os.getppid() if parent is None else parent.pid)
+    parent: Any = multiprocessing.parent_process()  # a 'forkserver' is another process, which forked this one
+    return os.getppid() != _STARTED_BY if parent is None else os.getppid() != parent.pid and not is_running(parent.pid)
 
 
 def leave_signals_to_parent() -> None:
@@ -203,9 +203,8 @@ def lost_program() -> str:
     path = getattr(sys.modules['__main__'], '__file__', None)
     if path is None or not os.path.isfile(path):
         return 'the program is not a file'
-    with open(path, encoding='utf8', errors='replace') as file:
-        tree = ast.parse(file.read())
-    has_guard = any(isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test) for node in tree.body)
+    with open(path, encoding='utf8', errors='replace') as file:  # a comment is no guard
+        has_guard = re.search(r'^[^#\n]*(\b__name__\s*==|==\s*__name__\b)', file.read(), re.MULTILINE)
     return '' if has_guard else f"{path} has no line if __name__ == '__main__':"
 
 

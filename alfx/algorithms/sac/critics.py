@@ -25,8 +25,7 @@ class ActionValues:
             it outputs values.
     """
 
-    def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec,
-                 num_outputs: int | None = None):
+    def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec, num_outputs: int | None = None):
         self._parts = parts
         self._num_replicas = num_replicas
         self._reward_spec = reward_spec

@@ -76,6 +76,23 @@ def test_an_old_step_inside_a_wrapper_is_named_with_its_remedy(wrap):
     assert 'max_restarts' not in str(caught.value)
 
 
+def test_another_tuple_of_the_wrong_length_is_no_old_interface():
+    class Broken(Returning):
+
+        def step(self, action):
+            x, y = self._position()
+            return x, y
+
+        def _position(self):
+            return 1, 2, 3
+
+    env = SerialVectorEnv([lambda: RecordEpisodeStatistics(Broken())])
+    env.reset()
+    with pytest.raises(EnvironmentStepError, match='(?s)expected 2.*max_restarts') as caught:
+        env.step(np.zeros(1, int))
+    assert 'old interface' not in str(caught.value)
+
+
 def test_a_reward_vector_without_a_declaration_is_named_with_its_remedy():
     class Vector(Returning):
 

@@ -242,7 +242,8 @@ def test_a_configured_info_of_another_kind_is_named(value):
 
 
 def test_arrays_of_one_number_are_numbers_and_huge_integers_are_not():
-    env = informing({}, {'a': np.array([True]), 'b': np.array([[2.5]]), 'c': 10**400, 'd': np.ones(2)})
+    env = informing({}, {'a': np.array([True]), 'b': np.array([[2.5]]), 'c': 10**400, 'd': np.ones(2),
+                         'e': gymnasium.spaces.Dict(), 'f': gymnasium.spaces.Box(0, 1, (1, ))})
     env.reset()
     for _ in range(2):
         env.step(torch.zeros(2, dtype=torch.int64))

@@ -178,7 +178,7 @@ def test_samples_are_flattened_in_the_order_of_nests_and_back():
     assert rebuilt == sample and list(rebuilt) == list(space.spaces)
 
 
-@pytest.mark.parametrize('keys', [['a', 0, 'b', 10, 2], list(range(12)), ['b', 'a']])
+@pytest.mark.parametrize('keys', [['a', 0, 'b', 10, 2], list(range(12)), ['b', 'a'], [('a', 1), ('a', 0)]])
 def test_the_parts_of_a_dict_are_in_the_order_of_their_spec(keys):
     space = spaces.Dict({key: spaces.Box(-1, 1, (i + 1, ), np.float32) for i, key in enumerate(keys)})
     spec = tensor_spec_from_gym_space(space)

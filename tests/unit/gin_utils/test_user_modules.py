@@ -260,17 +260,18 @@ def test_a_class_that_is_not_registered_is_named_with_its_module(tmp_path, monke
 def test_modules_of_a_folder_without_init_file_are_copied(tmp_path, forget):
     folder = tmp_path / 'a' / 'own_space' / 'deep'
     folder.mkdir(parents=True)
-    (folder / 'more.py').write_text('')
+    (folder / 'more.py').write_text('y = 1\n')
     (folder / 'unused.py').write_text('')
     (tmp_path / 'a' / 'own_space' / 'helper.py').write_text('import own_space.deep.more\n')
+    (tmp_path / 'a' / 'own_space' / 'other.py').write_text('x = 1\n')
     write(tmp_path / 'a', 'own_direct')
-    (tmp_path / 'a' / 'own_space' / 'wrap.py').write_text('from own_space import helper\n' + MODULE.format(
-        name='ByThree', helper=''))
+    imports = 'from . import helper\nfrom .other import x\n'
+    (tmp_path / 'a' / 'own_space' / 'wrap.py').write_text(imports + MODULE.format(name='ByThree', helper=''))
     conf_file = tmp_path / 'a' / 'mine.gin'
     conf_file.write_text(CONF.format(module='own_space.wrap', name='ByThree'))
     conf = gin_utils.load(str(conf_file))
     assert sorted(file.name for file in conf.modules) == ['own_space/deep/more.py', 'own_space/helper.py',
-                                                          'own_space/wrap.py']
+                                                          'own_space/other.py', 'own_space/wrap.py']
 
 
 def test_the_module_of_an_environment_id_is_found_and_copied(tmp_path, forget):

@@ -167,7 +167,8 @@ def test_the_end_of_a_file_starts_at_a_given_offset(tmp_path):
 
 @pytest.mark.parametrize('program, reason', [
     ("if __name__ == '__main__':\n    pass\n", ''), ('if "__main__"==__name__: pass', ''),
-    ("# if __name__ == '__main__'\nprint('if __name__ == ...')\n", "program.py has no line if"),
+    ("# if __name__ == '__main__'\nprint(1)\n", 'program.py has no line if'),
+    ("try:\n    __name__ == '__main__' and main()\nfinally:\n    pass\n", ''),
     ('print(1)\n', "program.py has no line if __name__ == '__main__':"), (None, 'the program is not a file')])
 def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program, reason):
     main = types.ModuleType('__main__')
