@@ -93,7 +93,8 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         if is_code:
             package = os.path.dirname(name).replace(os.sep, '.')
             imported = [module for module in _imported_by(text, package) if module.partition('.')[0] != 'alfx']
-            others += [file for path in {_file_of(folder, module) for module in imported} for file in _files_of(path)]
+            paths = dict.fromkeys(_file_of(folder, module) for module in imported)  # each once, in a fixed order
+            others += [file for path in paths for file in _files_of(path)]
         for other in others:
             (code if other.endswith('.py') else data).append((other, folder))
     if left_out:
@@ -126,11 +127,10 @@ def _are_equal(folder: str, files: Iterable[OwnFile]) -> bool:
 def _file_of(folder: str, module: str) -> str | None:
     """Return the file of a module in a folder, or of the package that contains it; ``None`` if there is none.
 
-    A folder without ``__init__.py`` is a package as well, whose modules have files of their own.
+    A folder without ``__init__.py`` is a package as well; each of its modules is a separate file.
     """
-    paths = itertools.accumulate(module.split('.'), os.path.join)
-    names = [name for path in paths for name in (os.path.join(path, '__init__.py'), f'{path}.py',
-                                                 *(f'{path}{suffix}' for suffix in EXTENSION_SUFFIXES))]
+    endings = (f'{os.sep}__init__.py', '.py', *EXTENSION_SUFFIXES)
+    names = [path + ending for path in itertools.accumulate(module.split('.'), os.path.join) for ending in endings]
     return next((path for name in names if os.path.isfile(path := os.path.join(folder, name))), None)
 
 

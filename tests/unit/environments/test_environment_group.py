@@ -67,13 +67,18 @@ class FourValues(Returning):
         return self.observation_space.sample(), 0.0, False, {}
 
 
+def message_of_a_step(env_fn):
+    env = SerialVectorEnv([env_fn])
+    env.reset()
+    with pytest.raises(EnvironmentStepError) as caught:
+        env.step(np.zeros(1, int))
+    return str(caught.value)
+
+
 @pytest.mark.parametrize('wrap', [RecordEpisodeStatistics, lambda env: TimeLimit(env, 5)])
 def test_an_old_step_inside_a_wrapper_is_named_with_its_remedy(wrap):
-    env = SerialVectorEnv([lambda: wrap(FourValues())])
-    env.reset()
-    with pytest.raises(EnvironmentStepError, match='(?s)expected 5, got 4.*old interface of gym') as caught:
-        env.step(np.zeros(1, int))
-    assert 'max_restarts' not in str(caught.value)
+    message = message_of_a_step(lambda: wrap(FourValues()))
+    assert re.search('(?s)expected 5, got 4.*old interface of gym', message) and 'max_restarts' not in message
 
 
 def test_another_tuple_of_the_wrong_length_is_no_old_interface():
@@ -86,11 +91,8 @@ def test_another_tuple_of_the_wrong_length_is_no_old_interface():
         def _position(self):
             return 1, 2, 3
 
-    env = SerialVectorEnv([lambda: RecordEpisodeStatistics(Broken())])
-    env.reset()
-    with pytest.raises(EnvironmentStepError, match='(?s)expected 2.*max_restarts') as caught:
-        env.step(np.zeros(1, int))
-    assert 'old interface' not in str(caught.value)
+    message = message_of_a_step(lambda: RecordEpisodeStatistics(Broken()))
+    assert re.search('(?s)expected 2.*max_restarts', message) and 'old interface' not in message
 
 
 def test_a_reward_vector_without_a_declaration_is_named_with_its_remedy():
@@ -99,10 +101,7 @@ def test_a_reward_vector_without_a_declaration_is_named_with_its_remedy():
         def step(self, action):
             return self.observation_space.sample(), np.ones(2), False, False, {}
 
-    env = SerialVectorEnv([Vector])
-    env.reset()
-    with pytest.raises(EnvironmentStepError, match='(?s)expected a number.*self.reward_space = Box'):
-        env.step(np.zeros(1, int))
+    assert re.search('(?s)expected a number.*self.reward_space = Box', message_of_a_step(Vector))
 
 
 @pytest.mark.parametrize('env, found', [
