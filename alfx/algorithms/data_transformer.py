@@ -53,7 +53,7 @@ class DataTransformer(ModuleWithSpecs):
     changes_rewards = False
     stacked_fields: Sequence[str] = ()  # paths in the observation that a FrameStacker stacks
     has_action_mask = False  # provides a mask of valid actions
-    goal_fields: Sequence[str] = ()  # paths in the observation of the goals compared and relabelled in hindsight
+    goal_fields: Sequence[str] = ()  # paths in the observation of the goals compared and relabeled in hindsight
 
     @property
     def stack_size(self) -> int:

@@ -112,7 +112,7 @@ def _read_content(path: str) -> dict[str, Any]:
             check_archive(file, size)
             file.seek(0)
             content = torch.load(file, map_location='cpu', weights_only=True)
-        except pickle.UnpicklingError as error:  # torch's message suggests to execute it
+        except pickle.UnpicklingError as error:  # torch's message suggests executing it
             raise CheckpointError(f'{path} holds more than weights and numbers, so reading it could execute code; it '
                                   'is not used') from error
         except (*NOT_FITTING, EOFError, zipfile.BadZipFile, RecursionError, MemoryError) as error:

@@ -1,7 +1,7 @@
 """Minibatches for training: epochs over everything stored, or samples of one or several sources.
 
 :class:`Batches` reads the replay buffers and applies the data transformer and ``preprocess_experience``. It never
-trains. Read next :mod:`alfx.engine.minibatches` (cutting experience) and :mod:`alfx.engine.batch_sources` (several
+trains. Read next: :mod:`alfx.engine.minibatches` (cutting experience) and :mod:`alfx.engine.batch_sources` (several
 sources in one minibatch).
 """
 from collections.abc import Iterator, Sequence

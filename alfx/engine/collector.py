@@ -1,6 +1,6 @@
 """Collection of experience: from the environments of this process, or from other processes.
 
-A :class:`Collector` owns the state between two unrolls. It never trains. Read next
+A :class:`Collector` owns the state between two unrolls. It never trains. Read next:
 :mod:`alfx.engine.rollout`, the inner loop.
 """
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 :class:`Updates` is what a gradient step needs, :class:`Trains` what training on stored experience needs in addition,
 and :class:`Acts` what collecting experience needs in addition. None of them is a loop: the engine never calls
-``train_iter``, ``unroll`` or another method that would call it. Read next :mod:`alfx.engine.learner`.
+``train_iter``, ``unroll`` or another method that would call it. Read next: :mod:`alfx.engine.learner`.
 """
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol

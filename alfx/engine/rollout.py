@@ -1,7 +1,7 @@
 """The inner loop of collecting experience: ``rollout_step``, ``env.step``, repeat.
 
-:func:`rollout` runs once per environment step, so nothing in it may cost more than a few microseconds. Read next
-:mod:`alfx.engine.collector`, which decides when to call it.
+The loop in :func:`rollout` runs once per environment step, so nothing in it may cost more than a few microseconds. Read
+next: :mod:`alfx.engine.collector`, which decides when to call :func:`rollout`.
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field

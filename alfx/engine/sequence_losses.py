@@ -51,7 +51,7 @@ class SequenceLosses:
                             self._algorithm.capabilities.bootstraps_sequences), train_info
 
     def hybrid(self, batches: tuple[Experience, Experience]) -> Losses:
-        """Losses of collected experience and, behind it, of stored datasets; the infos are those of the former."""
+        """Losses of collected experience, followed by those of stored datasets; the infos are those of the former."""
         collected, masks, train_info = self.collected(batches[0])
         offline, offline_masks, _ = self.offline(batches[1])
         assert masks is not None and offline_masks is not None, 'sequences have masks'

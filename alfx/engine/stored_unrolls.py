@@ -82,7 +82,7 @@ class StoredUnrolls(nn.Module):
         if self.replay_buffer.num_bytes(self.max_steps + self._context_steps) > self._checkpoint_limit:
             logger.warning('the unrolls of an auxiliary phase will be larger than '
                            'TrainerConfig.replay_checkpoint_megabytes, so that checkpoints do not contain them: a '
-                           'resumed run starts without them and does not repeat exactly')
+                           'resumed run starts without them and is not exactly reproducible')
         self._load()
 
     def _load(self) -> None:

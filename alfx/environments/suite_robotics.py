@@ -87,7 +87,7 @@ def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], c
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
         env_info_keys: further numbers of the info dicts that become ``TimeStep.env_info``.
         concat_desired_goal: use one vector as the observation, ``desired_goal`` followed by ``observation``. It lacks
-            ``achieved_goal``, which hindsight relabelling needs.
+            ``achieved_goal``, which hindsight relabeling needs.
         use_success_wrapper: add :class:`SuccessAtEnd` as the innermost wrapper.
         kwargs: arguments of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
 

@@ -6,8 +6,8 @@ With r[t] the reward and d[t] the discount for arriving at step t:
 
 The return is known as soon as a discount of 0 ends the sum. A step that is LAST by termination has R = 0. The return of
 a running episode is unknown. So is the return of a truncated episode, because its continuation is missing, unless
-``after_truncation`` gives the R of a step that is LAST by truncation. A number of at most the value there makes R a
-lower bound, for example 0 if no reward is negative.
+``after_truncation`` gives the R of a step that is LAST by truncation. A number that does not exceed the value there
+makes R a lower bound, for example 0 if no reward is negative.
 """
 from collections.abc import Callable, Sequence
 from typing import Optional

@@ -6,7 +6,7 @@ drawn, at the two ends of each ring, so that storing costs almost nothing.
 
 Difference from the paper: new steps get the largest priority that was ever *set*, and ``initial_priority`` only until
 the first priority is set. New steps therefore stand out by the same amount whatever the scale of the priorities. With
-``new_priority_period`` it is the largest of the stored ones at times, as in TD7 (Fujimoto et al. 2023,
+``new_priority_period`` it is periodically reset to the largest stored priority, as in TD7 (Fujimoto et al. 2023,
 arXiv:2306.02451).
 """
 from collections.abc import Sequence

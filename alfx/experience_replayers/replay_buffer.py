@@ -68,8 +68,8 @@ class ReplayBuffer(RingBuffer):
             stored values are used, before any data transformer. See :mod:`~alfx.experience_replayers.episodic_returns`.
         default_return: value for the unknown return of a running or truncated episode.
         gamma: discount factor of the returns, multiplied by the discount of the environment.
-        return_after_truncation: return of a truncated episode from its end on, with which earlier returns are known: 0
-            if no reward is negative, or a bound of it. None: unknown.
+        return_after_truncation: return from the end of a truncated episode on, from which earlier returns follow: 0 if
+            no reward is negative, or another lower bound. None: unknown.
         reward_clip: minimum and maximum reward for the returns; None for no limits.
         enable_checkpoint: include the contents in :meth:`state_dict`. None: only if they take at most
             :attr:`checkpoint_limit`.

@@ -42,9 +42,9 @@ class Identity(ElementwiseLayerBase):
 class Dropout(ElementwiseLayerBase):
     """Dropout (Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html) that can be traced and compiled.
 
-    In training each element becomes 0 with probability ``rate``, and the others are divided by ``1 - rate``. Training
-    is supervised training, or the run modes 'replay' and 'pretrain'; target networks are included. Rollouts, evaluation
-    and ``.eval()`` leave the input unchanged.
+    In training each element becomes 0 with probability ``rate``, and the others are divided by ``1 - rate``. This
+    applies to supervised training and to the run modes 'replay' and 'pretrain', also in target networks. Rollouts,
+    evaluation and ``.eval()`` leave the input unchanged.
 
     Args:
         rate: probability in [0, 1) of dropping an element.

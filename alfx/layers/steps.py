@@ -78,7 +78,7 @@ def add_child(parent: nn.Module, name: str, module: nn.Module) -> None:
     """
     name = name.replace('.', '-')
     if hasattr(parent, name) and name not in parent._modules:
-        raise ValueError(f"{type(parent).__name__}: a module cannot be named '{name}', an attribute has this name")
+        raise ValueError(f"{type(parent).__name__}: a module cannot be named '{name}': an attribute has this name")
     parent.add_module(name, module)
 
 

@@ -1,4 +1,4 @@
-"""What the layers with weights have in common: initial values, optimizer arguments, normalization."""
+"""Shared parts of layers with weights: initial values, optimizer arguments, normalization."""
 import math
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -17,7 +17,7 @@ LayerNormOption = bool | Literal['channels']
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
-    """An uninitialized parameter; ``opt_args`` is kept as its attribute for the optimizer to read.
+    """Return an uninitialized parameter with ``opt_args`` as an attribute, which the optimizer reads.
 
     Raises:
         ValueError: it would have no elements.
@@ -50,11 +50,11 @@ def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: flo
     """Fill the weights ``[out, in, ...]`` (``[in, out, ...]`` if ``transposed``) of one layer in place.
 
     Args:
-        weight: what to fill.
+        weight: tensor to fill.
         initializer: called with the weights; ``None`` for the scheme of :func:`~alfx.initializers.initial_weights`.
         gain: factor of the weights in that scheme.
         activation: the activation after the layer.
-        use_torch_init: as ``torch.nn.Linear`` and ``torch.nn.Conv2d`` do, instead.
+        use_torch_init: initialize like ``torch.nn.Linear`` and ``torch.nn.Conv2d`` instead.
         transposed: whether the layer is a transposed convolution.
     """
     if use_torch_init:
@@ -98,7 +98,7 @@ def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm,
 
 
 def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: LayerNormOption, bn_ctor: Norm) -> nn.Module | None:
-    """The normalization behind a convolution, or behind ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
+    """The normalization after a convolution, or after ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
 
     Layer norm is over channels and positions together, or with ``'channels'`` over the channels of each position.
     Both have a scale and a shift for each channel.

@@ -60,7 +60,7 @@ class StepMetric(HostModule):
         self.update(StepSequence(time_step, stacked=False))
 
     def call_sequence(self, time_steps: TimeStep) -> None:
-        """Update the metric with consecutive time steps ``[T, B, ...]``; the result is the same as of T calls."""
+        """Update the metric with consecutive time steps ``[T, B, ...]``; the result is the same as after T calls."""
         self.update(StepSequence(time_steps, stacked=True))
 
     def update(self, steps: StepSequence) -> None:

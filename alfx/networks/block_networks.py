@@ -15,8 +15,8 @@ block      input                                  block                         
 
 SimBa: Lee et al. 2024 (arXiv:2410.09754). BRO: Nauman et al. 2024 (arXiv:2405.16158). SimbaV2, 'hyper': Lee et al. 2025
 (arXiv:2502.15280); the vectors a and c are trained, and rows of W have norm 1. FlashSAC, 'flash' (arXiv:2604.04539):
-rows of W have norm 1, and scale and shift of a norm together the norm ``sqrt(h)``. Differs from SimbaV2: mean and scale
-of a policy share the layer of the output. Read next :mod:`alfx.networks.encoding_networks`.
+rows of W have norm 1, and scale and shift of a norm of n features together have norm ``sqrt(n)``. Unlike in SimbaV2,
+mean and scale of a policy share one output layer. Read next: :mod:`alfx.networks.encoding_networks`.
 """
 from collections.abc import Callable
 from functools import partial

@@ -249,7 +249,7 @@ class Echo(Network):
             it.
 
     Raises:
-        ValueError: input or output of ``block`` is not such a dict, or the two echos have different specs.
+        ValueError: input or output of ``block`` is not such a dict, or the two echoes have different specs.
     """
 
     def __init__(self, block: Any, input_tensor_spec: NestedTensorSpec | None = None):

@@ -95,7 +95,7 @@ def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
 
 
 def _advice_for_integers(spec: TensorSpec) -> str:
-    """Return what converts integers to floats, as quantities or as categories."""
+    """Return advice on how to convert integers to floats, as quantities or as categories."""
     bounded: Any = BoundedTensorSpec.from_spec(spec)
     size = int(bounded.maximum.max()) - int(bounded.minimum.min()) + 1
     advice = ('for quantities add @ImageScaleTransformer to TrainerConfig.data_transformer_ctor' if size <= 2**16 else

@@ -1,4 +1,4 @@
-"""Base of the heads for continuous actions; read next :mod:`alfx.networks.projection_networks`."""
+"""Base of the heads for continuous actions; read next: :mod:`alfx.networks.projection_networks`."""
 from functools import partial
 from typing import Any
 

@@ -23,7 +23,7 @@ class StackedParameters(Network):
 
     ``theta [n, D]`` computes ``n`` networks: inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``, outputs and
     states ``[B, n, ...]``. ``theta [D]`` computes one network, without the dimension ``n``. A row of ``theta`` has the
-    layout of ``torch.nn.utils.parameters_to_vector``. Gradients reach ``theta``; the network has no own parameters.
+    layout of ``torch.nn.utils.parameters_to_vector``. Gradients reach ``theta``; the network itself has no parameters.
 
     Args:
         network: template; its structure and the distribution of its initial parameters are used.

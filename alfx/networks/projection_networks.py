@@ -370,7 +370,7 @@ class OnehotCategoricalProjectionNetwork(Network):
         size = _num_one_hot(action_spec)
         if not size:
             raise SpecError(f'{name}: expected the spec of a one-hot vector, of shape (N,) with bounds 0 and 1, or of '
-                            f'a category, of shape (1,) with whole bounds, found {action_spec}')
+                            f'a category, of shape (1,) with integer bounds, found {action_spec}')
         gumbel = partial(dist_utils.OneHotCategoricalGumbelSoftmax, hard_sample=True, tau=gumbel_temperature)
         ctors: dict[str, Callable[..., td.Distribution]] = {
             'plain': partial(td.OneHotCategorical, validate_args=False),

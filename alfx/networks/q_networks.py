@@ -101,7 +101,7 @@ def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int]
         size = width
     atoms = 1 if num_atoms is None else num_atoms
     outputs = (num_actions * atoms, atoms) if dueling else (num_actions * atoms, )
-    last_initializer = _last_kernel_initializer if noise is None else None  # noisy layers have published weights
+    last_initializer = _last_kernel_initializer if noise is None else None  # noisy layers: as in the paper
     last = [layer(size, count, activation=identity, kernel_initializer=last_initializer) for count in outputs]
     return _QHead(hidden, last, num_actions, num_atoms, dueling and bool(hidden))
 
@@ -224,8 +224,8 @@ class QNetwork(QNetworkBase):
         noisy: see ``QNetworkBase``; all fully connected layers are noisy.
         num_atoms: see ``QNetworkBase``.
         use_layer_norm: use layer norm before the activation of all layers except the last; not with ``dueling`` or
-            ``noisy``. Behind a convolution it is over channels and positions, or with ``'channels'`` over the channels
-            of each position.
+            ``noisy``. After a convolution it normalizes over channels and positions, or with ``'channels'`` over
+            the channels of each position.
         noise_std: see ``QNetworkBase``.
         kwargs: arguments of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
             ``input_preprocessors_ctor``, ``use_fc_bn`` and the arguments of layer norm, of the last layer and of

@@ -2,8 +2,8 @@
 critic that take them as inputs.
 
 An encoder embeds a state as z and a state with an action as p, which predicts the z of the next state. Layers whose
-size depends on the environment end in :func:`avg_l1_norm`, so that all inputs of a layer have the same scale. Read next
-:mod:`alfx.algorithms.td7_algorithm`.
+size depends on the environment end in :func:`avg_l1_norm`, so that all inputs of a layer have the same scale. Read
+next: :mod:`alfx.algorithms.td7_algorithm`.
 """
 from collections.abc import Sequence
 from functools import partial

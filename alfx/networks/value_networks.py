@@ -11,7 +11,7 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.utils.math_ops import identity
 
 _SCALAR = TensorSpec(())
-# Small initial values, as the error of the first targets would otherwise be dominated by them.
+# Small initial values, because large ones would dominate the error of the first targets.
 _last_kernel_initializer = small_last_layer_init(0.03)
 
 

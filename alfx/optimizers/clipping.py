@@ -1,4 +1,4 @@
-"""Gradient clipping, learning rate schedules and late parameters for any torch optimizer.
+"""Gradient clipping, learning rate schedules and parameters added later, for any torch optimizer.
 
 :class:`ClippingMixin` is placed before a class of ``torch.optim`` among the base classes;
 :mod:`alfx.optimizers.optimizers` does so for the optimizers that confs use.

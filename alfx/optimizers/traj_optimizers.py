@@ -59,8 +59,8 @@ class TrajOptimizer:
         Args:
             observation: nest ``[B, ...]``; passed to the cost function.
             init_mean: initial mean of the search, ``[B, *S]``; ``None``: the middle of the bounds.
-            init_var: initial variance of the search, ``[B, *S]``; ``None``: the square of half the distance of the
-                bounds.
+            init_var: initial variance of the search, ``[B, *S]``; ``None``: the square of half the distance between
+                the bounds.
 
         Returns:
             The solution ``[B, *S]``, within the bounds, and its cost ``[B]``.

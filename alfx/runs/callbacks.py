@@ -1,4 +1,4 @@
-"""Callbacks: code of the user that the trainer calls at events of a run, such as the end of an evaluation.
+"""Callbacks: user code that the trainer calls at events of a run, such as the end of an evaluation.
 
 A callback overrides the hooks of :class:`Callback` that it needs; ``TrainerConfig.callbacks`` lists the callbacks of a
 run. Each hook gets a :class:`TrainingRun`. :mod:`alfx.trainers.callback_runner` calls the hooks.
@@ -108,7 +108,7 @@ class Callback:
     """Base class of callbacks. Every hook does nothing by default.
 
     An error in a hook ends the run with a :class:`~alfx.trainers.callback_runner.CallbackError`, which names the
-    callback and the hook. With several processes, all hooks run in rank 0 only: they may read the algorithm, but must
+    callback and the hook. With several processes, all hooks run on rank 0 only: they may read the algorithm, but must
     not change its parameters.
     """
 

@@ -25,7 +25,7 @@ def branch(run: str, step: int | str, params: Sequence[str], root_dir: str, trus
 
     Args:
         run: run folder of the original run.
-        step: the N of its ``ckpt-N``, 'latest', or 'best' for that of :class:`alfx.runs.callbacks.KeepBestCheckpoint`.
+        step: the N of its ``ckpt-N``, 'latest', or 'best' (see :class:`alfx.runs.callbacks.KeepBestCheckpoint`).
         params: bindings to change, as for ``--conf_param``.
         root_dir: run folder of the fork.
         trusted: whether the conf may import modules.

@@ -19,7 +19,7 @@ class PolicyState(NamedTuple):
     Attributes:
         transform: state of the data transformer, nest ``[N, ...]``; N is 1 without a batch size.
         predict: state of the algorithm.
-        prev_action: previous action; before the first action the one nearest to zeros.
+        prev_action: previous action; before the first action, the valid action nearest to zero.
     """
     transform: NestedTensor
     predict: NestedTensor

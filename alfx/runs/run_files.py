@@ -221,7 +221,7 @@ def read_table(path: str) -> list[dict[str, str]]:
 
 
 def _parse(path: str) -> tuple[list[dict[str, str]], int]:
-    """Return the rows and the number of damaged lines. Each line is parsed by itself, so a stray quote stays local."""
+    """Return the rows and the number of damaged lines. Lines are parsed separately: a stray quote damages only one."""
     text = stored_files.read_text(path, 'restore the file or move it away', _MOST_TABLE_BYTES, errors='replace')
     lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
     fields = [_fields(line) for line in lines if line]
@@ -291,7 +291,7 @@ def cut_event_files(folder: str, last: float) -> None:
 
 
 def _rewrite_events(path: str, size: int, last: float) -> int:
-    """Remove the events after ``last`` from an event file unless all are, and return the number of bytes to keep."""
+    """Remove the events after ``last`` from an event file if others remain; return the number of bytes to keep."""
     with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         kept = [(start, end) for start, end, time in _records(data, size) if time <= last]
         num_kept = sum(end - start for start, end in kept)

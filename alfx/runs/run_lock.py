@@ -38,7 +38,7 @@ def held(root_dir: str) -> Iterator[None]:
         root_dir: run folder, which must exist.
 
     Raises:
-        ConfError: another run holds the lock (raised in all ranks; the message names its process and machine), or the
+        ConfError: another run holds the lock (raised on all ranks; the message names its process and machine), or the
             folder cannot be written.
         OSError: the disk is full.
     """

@@ -77,9 +77,9 @@ def log_settings_of_replay(algorithm: Any) -> None:
 
 
 def warn_of_linear_networks() -> None:
-    """Warn of every network of an algorithm without layers, because its output is linear in its input.
+    """Warn about networks of an algorithm that have no layers, because their output is linear in their input.
 
-    A network whose layers the conf sets, to () as well, is as intended. Recurrent networks are never linear.
+    Networks whose layers the conf sets, even to (), are not reported. Recurrent networks are never linear.
     """
     for (scope, selector), arguments in supplied_arguments().items():
         parameters, _ = static_check.parameters_of(static_check.resolve(selector))

@@ -23,7 +23,7 @@ class CallbackError(RuntimeError):
 
 
 class CallbackRunner:
-    """Callbacks of a run. Hooks are called in rank 0; the other ranks only send their counts and episodes.
+    """Callbacks of a run. Hooks are called on rank 0; the other ranks only send their counts and episodes.
 
     Args:
         config: configuration of the run.
@@ -117,7 +117,7 @@ class CallbackRunner:
                 self.stopped_by = name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all callbacks, for a checkpoint; empty in other ranks than rank 0."""
+        """Return the states of all callbacks, for a checkpoint; empty on all ranks but rank 0."""
         if not self._team.writes:
             return {}
         states = {}
@@ -128,7 +128,7 @@ class CallbackRunner:
         return {'states': states, 'logged': dict(self.run.logged), 'stopped_by': self.stopped_by}
 
     def _update(self, iteration: int, seconds: float, progress: float) -> list[Episode]:
-        """Update the counts of all ranks, and return the episodes that have ended in this iteration, in rank 0."""
+        """Update the counts of all ranks, and return the episodes that have ended in this iteration, on rank 0."""
         run, episodes = self.run, []
         counts = [metric.count for metric in self._metrics[:2]]
         if self._records_episodes:

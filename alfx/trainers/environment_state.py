@@ -2,7 +2,7 @@
 
 States of environments that alfx knows are saved and restored. The state of any other environment is restored only after
 :mod:`alfx.environments.state_check` has verified it. A run starts the verification in the background after its first
-checkpoint. Every checkpoint contains the recording that the verification needs, so that a run that ends before is
+checkpoint. Every checkpoint contains the recording that the verification needs, so a run that ends earlier is
 verified when it resumes.
 """
 import logging

@@ -39,7 +39,7 @@ __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interva
 
 logger = logging.getLogger(__name__)
 
-_TEMPORARY_CHECKPOINT_SECONDS = 120.0  # at most this much is lost if the run is killed
+_TEMPORARY_CHECKPOINT_SECONDS = 120.0  # minimum interval between two temporary checkpoints
 _TEMPORARY_CHECKPOINT_SHARE = 0.02  # maximum fraction of the time spent on temporary checkpoints
 _TEMPORARY_CHECKPOINTS_KEPT = 2
 
@@ -64,9 +64,9 @@ class Trainer:
     """Base class of trainers. A run is resumed if the run folder contains a checkpoint.
 
     Checkpoints are written ``num_checkpoints`` times during the run, at its end, and when a signal stops the run. In
-    between, temporary checkpoints are written every two minutes, of which the latest two are kept. Choices made at the
-    start (random seed, number of threads) are stored in the run folder. A run can therefore be killed at any time and
-    resumed with bit-identical results, provided that the state of its environments can be saved.
+    between, a temporary checkpoint is written every two minutes (less often if that takes over 2% of the time); the
+    latest two are kept. Choices made at the start (random seed, number of threads) are stored in the run folder. A run
+    can therefore be killed at any time and resumed with bit-identical results if its environment state can be saved.
 
     Args:
         config: configuration of the run.
@@ -154,7 +154,7 @@ class Trainer:
                 self._apply_callback_requests()  # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
-                elif self._temporary_checkpoint_is_due():  # every two minutes
+                elif self._temporary_checkpoint_is_due():  # about every two minutes
                     self._save_checkpoint(temporary=True)
                 self._show_progress()  # twice a second on a terminal
             self._finish()
@@ -196,7 +196,7 @@ class Trainer:
             self._callbacks.end_iteration(iteration, self._state.seconds, progress)
 
     def _apply_callback_requests(self) -> None:
-        """Carry out what callbacks have requested, in all ranks."""
+        """Carry out what callbacks have requested, on all ranks."""
         if self._callbacks is None:
             return
         run, stopped_by = self._callbacks.run, self._callbacks.stopped_by
@@ -364,7 +364,7 @@ class Trainer:
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
     def last_scheduled_values(self) -> dict[str, float]:
-        """Return the values in the last iteration of the schedules that a longer run would set back, by argument.
+        """Return the values, in the last iteration, of the schedules that a longer run would change, by argument.
 
         Values that have fallen below 2% of their start, with which hardly anything is learned, are left out.
         """

@@ -55,7 +55,7 @@ class ProgressDisplay:
             values[f'{self._unit}/s'] = f'{(count - count_then) / elapsed:,.0f}'
             if percent > percent_then:
                 values['time left'] = format_seconds((1 - percent) / (percent - percent_then) * elapsed)
-        if self._is_terminal:  # narrow ones cut the end off
+        if self._is_terminal:  # a narrow terminal cuts off the end
             first = ('time left', f'{self._unit}/s', 'return')
             values = {name: values[name] for name in (*(name for name in first if name in values), *values)}
         text = '  '.join(f'{name} {value}' for name, value in values.items())

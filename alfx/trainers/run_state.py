@@ -171,7 +171,7 @@ def _explained() -> Iterator[None]:
 
 
 def of_all_ranks(rollout: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of the rollout state that is equal in all ranks; empty in supervised learning."""
+    """Return the part of the rollout state that is equal on all ranks; empty in supervised learning."""
     return {name: value for name, value in rollout.items() if name == 'unroll_debt'}
 
 

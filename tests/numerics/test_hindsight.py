@@ -177,7 +177,7 @@ def test_later_steps_are_drawn_uniformly_and_at_the_given_proportion():
 
 def test_a_history_by_hand():
     # One episode of 4 steps, achieved 0 0 1 1; goal out of reach. From step 0 the future is steps 1, 2, 3, which
-    # achieve 0, 1, 1; arriving at step 1 achieves 0. So a relabelled pair (0, 1) is rewarded 0 with goal 0 (1 in 3),
+    # achieve 0, 1, 1; arriving at step 1 achieves 0. So a relabeled pair (0, 1) is rewarded 0 with goal 0 (1 in 3),
     # else -1 (2 in 3).
     torch.manual_seed(0)
     run = episodes([False, False, False, True], 4)

@@ -1,6 +1,6 @@
 """Formulas shared by algorithms with action-value critics, as pure functions.
 
-``N`` is any batch, ``n`` the number of critics, ``K`` the number of reward dimensions. Read next
+``N`` is any batch, ``n`` the number of critics, ``K`` the number of reward dimensions. Read next:
 :mod:`alfx.algorithms.ddpg_algorithm` and :mod:`alfx.algorithms.sac.soft_losses`.
 """
 from collections.abc import Callable
@@ -107,11 +107,11 @@ def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
         ``[B]``.
     """
     count = (step_type[:-1] != StepType.LAST).sum(0).clamp(min=1)
-    return (loss.detach().sum(0) / count).clamp(min=0.0).sqrt()  # a divergence of 0 may be rounded to less
+    return (loss.detach().sum(0) / count).clamp(min=0.0).sqrt()  # rounding may make a divergence of 0 negative
 
 
 def leaves_of_graph(action: NestedTensor) -> NestedTensor:
-    """Detach ``action`` and make it a leaf that requires gradients where gradients are recorded."""
+    """Detach ``action`` and make it a leaf that requires gradients if gradients are enabled."""
     if isinstance(action, Tensor):
         return action.detach().requires_grad_(torch.is_grad_enabled())
     return nest.map_structure(leaves_of_graph, action)

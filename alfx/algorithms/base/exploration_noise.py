@@ -74,10 +74,9 @@ def _noisy(action: Tensor, noise: Tensor, half: Tensor, low: Tensor, high: Tenso
 
 
 def choose(probability: float, first: NestedTensor, second: NestedTensor) -> NestedTensor:
-    """Choose for each element of the batch ``first`` with the given probability, otherwise ``second``; nests of ``[B,
-    ...]``.
+    """Choose, for each element of the batch, ``first`` with the given probability and ``second`` otherwise.
 
-    All actions of a nest are chosen together.
+    Both are nests of ``[B, ...]``, whose actions are all chosen together.
     """
     leaf = nest.flatten(first)[0]
     chosen = torch.rand(leaf.shape[0], device=leaf.device) < probability

@@ -1,7 +1,7 @@
 """Policy checkpoints of TD7 (Fujimoto et al. 2023, arXiv:2306.02451, section 4.2 and algorithm 2).
 
-A policy is assessed over whole episodes, during which nothing is trained. Then follow as many updates as there were
-steps. The policy with the best *worst* return is kept for evaluation: an unstable policy is seen by its worst episode.
+A policy is assessed over whole episodes, during which nothing is trained. As many updates as there were steps follow.
+The policy with the best *worst* return is kept for evaluation, because the worst episode reveals an unstable policy.
 """
 import math
 from typing import NamedTuple
@@ -39,9 +39,9 @@ class PolicyCheckpoints(nn.Module):
             policy is trained less often.
         late_num_episodes: episodes of an assessment from update ``late_after`` on.
         late_after: number of updates.
-        late_factor: factor of the worst return of the policy that was kept when ``late_num_episodes`` comes into
-            effect, so that a return of a single lucky episode can be exceeded. A negative return is lowered by the
-            same share, where the paper's code raises it.
+        late_factor: when ``late_num_episodes`` comes into effect, the worst return of the kept policy is multiplied by
+            this factor, so that the return of a single lucky episode can be exceeded. A negative return is lowered by
+            the same share, whereas the paper's code raises it.
 
     Raises:
         ConfError: a number is out of range.

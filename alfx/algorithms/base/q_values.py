@@ -1,7 +1,7 @@
 """Formulas of Q-learning with several critics, reward dimensions or distributions, as pure functions.
 
-``B`` is any batch, ``n`` the number of critics, ``A`` of actions, ``K`` of reward dimensions, ``N`` of atoms. Read next
-:mod:`alfx.algorithms.dqn_algorithm`.
+``B`` is any batch, ``n`` the number of critics, ``A`` of actions, ``K`` of reward dimensions, ``N`` of atoms. Read
+next: :mod:`alfx.algorithms.dqn_algorithm`.
 """
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
 """Formulas of evolution strategies: fitness of the returns of a population, and the direction of the update.
 
 Members are perturbations of the same parameters ``theta [D]``, possibly in pairs: member ``i`` is ``theta + sigma *
-noise[i]``. Read next :mod:`alfx.algorithms.evolution_strategy_algorithm`.
+noise[i]``. Read next: :mod:`alfx.algorithms.evolution_strategy_algorithm`.
 """
 import math
 

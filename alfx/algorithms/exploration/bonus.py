@@ -37,7 +37,7 @@ BonusInfo = namedtuple('BonusInfo', ['inverse_model', 'error_model'], default_va
 """Infos of the parts that are trained."""
 
 _BLOCK = 64
-"""Most steps that are compared with each other at once."""
+"""Maximum number of steps that are compared with each other at once."""
 
 
 @configurable
@@ -45,7 +45,7 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
     """Intrinsic reward that is a product of factors, see :mod:`alfx.algorithms.exploration.factors`.
 
     The rewards of an unroll are computed before it is trained on or stored, so the policy algorithm must not need them
-    while it acts: a recurrent policy that trains on-policy does.
+    while it acts, as a recurrent policy that trains on-policy does.
 
     Args:
         observation_spec: nest of specs of the observation.
@@ -58,13 +58,13 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         error_model: constructor of an ``RNDAlgorithm``, called like ``inverse_model``; its prediction error is the
             novelty of factors, its own reward is not used.
         normalization: rule of :class:`~alfx.algorithms.exploration.normalization.RewardNormalization`.
-        return_discount: of the sum of rewards with ``normalization = 'return_std'``.
+        return_discount: discount of the sum of rewards with ``normalization = 'return_std'``.
         clip_value: if positive, clip normalized rewards to plus and minus this value.
         name: name of this algorithm.
         rewards: 'collected': rewards are computed once, when steps are collected. 'sampled': only the product of the
-            factors of scope 'episode' is; each time a step is sampled from the replay buffer, it is multiplied by the
-            other factors, which the current models compute. Rewards then follow the models, and each update takes
-            longer. The statistics are still those of collected steps.
+            factors of scope 'episode' is computed then; each time a step is sampled from the replay buffer, it is
+            multiplied by the other factors, which the current models compute. Rewards then follow the models, and each
+            update takes longer. The statistics are still those of collected steps.
 
     Raises:
         ConfError: there are no factors, or they do not fit the models or ``rewards``.
@@ -128,8 +128,8 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         return super().own_capabilities()._replace(traceable_update=True)
 
     def check_use(self, rl_algorithm: Any, config: Any) -> None:
-        """Reject ``rewards = 'sampled'`` for an algorithm without a replay buffer, for relabeled goals, and for too
-        small batches; see the base class."""
+        """Reject ``rewards = 'sampled'`` for an algorithm without a replay buffer, for relabeled goals, and for
+        batches that are too small; see the base class."""
         if not self.rewards_batches:
             return
         transformer, problem = getattr(config, 'data_transformer', None), ''
@@ -253,7 +253,7 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
             inputs, part.get_initial_train_state(batch), rollout_info and getattr(rollout_info, field)).info))
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
-        """Run ``train_sequence`` of the models, whose first step has no previous one; ``[T, B, ...]``."""
+        """Run ``train_sequence`` of the models; a sequence ``[T, B, ...]`` has no step before its first."""
         length, batch = inputs.step_type.shape
 
         def train(part: Algorithm, field: str) -> NestedTensor:
@@ -294,14 +294,14 @@ def _made(constructor: Callable[..., Any] | None, argument: str, cls: Any, obser
 
 
 def _check_scopes(factors: list[Factor], is_sampled: bool, normalization: str) -> None:
-    """Reject factors and a normalization that do not go with ``rewards``."""
+    """Reject factors and a normalization that are incompatible with ``rewards``."""
     users = [type(factor).__name__ for factor in factors if factor.scope == 'batch']
     if users and not is_sampled:
         raise ConfError([problem_at('ExplorationBonus', 'rewards', f"= 'collected', but {users[0]} compares the steps "
                                     'of a sampled batch', "set it to 'sampled'")])
     if users and normalization != 'none':
         raise ConfError([problem_at('ExplorationBonus', 'normalization', f'= {normalization!r}, but {users[0]} has no '
-                                    'value for collected steps, of which the statistics are', "set it to 'none'")])
+                                    'value for collected steps, which the statistics need', "set it to 'none'")])
     if is_sampled and all(factor.scope == 'episode' for factor in factors):
         raise ConfError([problem_at('ExplorationBonus', 'rewards', "= 'sampled', but no factor changes after a step is "
                                     'collected: all compare with the episode', "set it to 'collected'")])

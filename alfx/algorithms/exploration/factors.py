@@ -50,7 +50,7 @@ class Factor(nn.Module):
     Attributes:
         needs: 'feature' or 'error', what the factor needs besides observations; '' for neither.
         state_spec: spec of the state of each environment between blocks.
-        capacity: most steps of a block; ``None``: any number.
+        capacity: maximum number of steps in a block; ``None``: any number.
         needs_ensemble: the factor needs an ``inverse_model`` with several forward models.
         scope: 'episode': it depends on all earlier steps of the episode; 'step': only on the step, its previous step
             and the models; 'batch': it compares the steps of a sampled batch.
@@ -171,7 +171,7 @@ class NearestNeighbors(Factor):
         num_features: F.
         kind: 'kernel' or 'log'.
         num_neighbors: number of neighbors; fewer at the start of an episode.
-        epsilon: of the kernel; smaller values reward differences more. Not used by 'log'.
+        epsilon: constant of the kernel; smaller values reward differences more. Not used by 'log'.
         capacity: steps of an episode that are remembered; of a longer episode the oldest are forgotten.
 
     Raises:
@@ -226,7 +226,7 @@ class ParticleEntropy(Factor):
         num_neighbors: number of neighbors; more make the reward less noisy and less local.
 
     Raises:
-        ConfError: later: a batch has too few steps.
+        ConfError: a batch has too few steps; raised later, by :meth:`check_batch`.
     """
 
     needs, scope = 'feature', 'batch'

@@ -1,7 +1,7 @@
 """Memories of the current episode of each environment, for rewards that depend on what the episode has seen so far.
 
 Rewards are computed for a *block* of consecutive steps ``[T, B]`` at once. A block may contain several episodes of an
-environment; no step is compared with a step of another episode. Read next
+environment; no step is compared with a step of another episode. Read next:
 :mod:`alfx.algorithms.exploration.factors`.
 """
 import logging
@@ -108,7 +108,7 @@ class EpisodicMemory:
 
 
 class ObservationHash(nn.Module):
-    """Hashes of observations, int64, which are equal for equal observations and practically different for others.
+    """Hashes of observations, int64: equal for equal observations and, in practice, different for different ones.
 
     Each number x_i is mixed with random constants, and the results are added up modulo 2^64:
 

@@ -63,7 +63,7 @@ class RewardNormalization(nn.Module):
             * 'return_std': divide by the standard deviation of the discounted sum of the rewards so far in each
               environment, across episodes (Burda et al. 2018, arXiv:1810.12894, section 2.4);
             * 'min_max': map the rewards of an unroll linearly to [0, 1], or to 0 if all are equal.
-        discount: of the sum of 'return_std'.
+        discount: discount of the sum of 'return_std'.
         clip_value: if positive, clip the result to plus and minus this value.
         owner: class named in error messages.
 

@@ -87,7 +87,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
             config: ``TrainerConfig`` or ``None``.
 
         Raises:
-            ConfError: it is one of these.
+            ConfError: one of the two is not supported.
         """
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
@@ -110,7 +110,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
         """Reward steps, each of which is passed once, with a state between the calls.
 
         It is used instead of :meth:`reward_unroll` and ``rollout_step`` for a module with an ``unroll_state_spec``.
-        Wherever the steps of a run are cut into calls, the rewards are the same, apart from statistics.
+        Apart from statistics, the rewards do not depend on how the steps of a run are divided into calls.
 
         Args:
             inputs: time steps ``[T, B, ...]`` that follow those of the previous call.
@@ -183,7 +183,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
     def _loss_of_arriving(self, loss: Tensor, is_last: Any, extra: NestedTensor) -> LossInfo:
         """Return the losses of arriving at steps, including steps that end an episode.
 
-        The engine does not count losses at LAST, where no action is taken. The reward of such steps would never decay.
+        The engine ignores losses at LAST, where no action is taken, so the reward of such steps would never decay.
         Therefore the mean of these losses over ``T * B`` is added as a scalar.
 
         Args:

@@ -42,7 +42,7 @@ class VisitSoftmaxTemperatureByProgress:
             below ``progress``. The last temperature is also used afterwards.
 
     Raises:
-        ValueError: the progresses do not increase, or a temperature is not positive.
+        ValueError: the progress values do not increase, or a temperature is not positive.
     """
 
     def __init__(self, progress_temperature_pairs: Sequence[tuple[float, float]] = ((0.5, 1.0), (0.75, 0.5),

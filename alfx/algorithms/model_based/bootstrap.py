@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _POISSON = tuple(math.exp(-1) * sum(1 / math.factorial(i) for i in range(k + 1)) for k in range(6))
-"""Distribution function of a Poisson variable with mean 1."""
+"""Cumulative distribution function of a Poisson variable with mean 1."""
 
 
 def hashed_uniform(*keys: Tensor) -> Tensor:

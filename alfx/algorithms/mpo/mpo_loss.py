@@ -4,7 +4,7 @@ Abdolmaleki et al. 2018a (arXiv:1806.06920), "MPO" below, and 2018b (arXiv:1812.
 sampled actions of a state, or of all discrete actions; ``A`` the number of components of a continuous action; ``...``
 any batch of states. A policy is improved towards ``q(a|s)``, which is proportional to ``prior(a|s) exp(Q(s, a) /
 eta)``. The prior is the target policy: it is ``1/N`` for each sampled action, and the probability under the target
-policy for each discrete action. Read next :mod:`alfx.algorithms.mpo_algorithm`.
+policy for each discrete action. Read next: :mod:`alfx.algorithms.mpo_algorithm`.
 """
 import math
 

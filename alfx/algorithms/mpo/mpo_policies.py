@@ -1,6 +1,6 @@
 """Policies supported by maximum a posteriori policy optimization: diagonal normal and categorical ones.
 
-A class defines the parameters of a policy, the constraints on its change, and the loss of the M-step. Read next
+A class defines the parameters of a policy, the constraints on its change, and the loss of the M-step. Read next:
 :mod:`alfx.algorithms.mpo_algorithm`.
 """
 from typing import Any

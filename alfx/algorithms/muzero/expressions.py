@@ -21,7 +21,7 @@ _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: op
 _ALLOWED = ('expected "lambda NAME: ..." of numbers, + - * / **, fields of tuples, elements by constant index or key, '
             f'and the tensor methods {", ".join(sorted(_METHODS))}')
 
-_MOST = 1e18  # of the result of an operation on numbers
+_MOST = 1e18  # limit for the result of an operation on numbers
 
 Evaluator = Callable[[dict[str, Any]], Any]
 

@@ -114,7 +114,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         data_transformer_ctor: creates the data transformer of the training data; ``None``: the transformer of the run.
         data_augmenter: called with training observations, ``[B, T, ...]``, or ``[B, T * (R + 1), ...]`` with
             ``train_repr_prediction``.
-        target_update_tau: step size of the copy of the model at an update.
+        target_update_tau: fraction by which each update of the copy moves it towards the model; 1 copies the model.
         target_update_period: number of updates between two updates of the copy.
         config: configuration of the run.
         enable_amp: on a GPU, evaluate and reanalyze in 16 bits.
@@ -225,7 +225,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         return super().data_transformer if self._own_transformer is None else self._own_transformer
 
     def track_search(self) -> None:
-        """Expect the infos and states of a search with the stored steps, at :attr:`path`."""
+        """Expect stored steps to contain the infos and states of a search, at :attr:`path`."""
         self._has_searched = True
 
     def own_capabilities(self) -> Capabilities:

@@ -23,7 +23,7 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 
 
 def advantage_weights(advantage: Tensor, temperature: float, maximum: float) -> Tensor:
-    """Compute the weights of cloned actions, ``min(exp(A / temperature), maximum)``, without gradient (eq. 7 there)."""
+    """Compute the weights of cloned actions, ``min(exp(A / temperature), maximum)``, without gradient (IQL, eq. 7)."""
     return (advantage.detach() / temperature).exp().clamp(max=maximum)
 
 

@@ -1,6 +1,6 @@
 """Kinds of actions of soft actor-critic: continuous, discrete, or a discrete action with continuous ones.
 
-Also contains target entropies and exploration for each kind. Read next :mod:`alfx.algorithms.sac_algorithm`.
+Also contains target entropies and exploration for each kind. Read next: :mod:`alfx.algorithms.sac_algorithm`.
 """
 import enum
 import math

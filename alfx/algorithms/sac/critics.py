@@ -1,7 +1,7 @@
 """Construction and calls of the critics of soft actor-critic for each kind of action.
 
 ``N`` is any batch, ``n`` the number of critics, ``A`` the number of values of a discrete action, ``K`` the number of
-rewards (no such dimension for a scalar reward). Read next :mod:`alfx.algorithms.sac_algorithm`.
+rewards (no such dimension for a scalar reward). Read next: :mod:`alfx.algorithms.sac_algorithm`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any

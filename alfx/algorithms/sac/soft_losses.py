@@ -1,4 +1,4 @@
-"""Pure functions for the entropy losses of soft actor-critic. Read next :mod:`alfx.algorithms.sac_algorithm`.
+"""Pure functions for the entropy losses of soft actor-critic. Read next: :mod:`alfx.algorithms.sac_algorithm`.
 
 ``N`` is any batch, ``K`` the number of rewards. "SAC" below is Haarnoja et al. 2018 (arXiv:1812.05905). Functions
 shared with other algorithms are in :mod:`alfx.algorithms.base.critic_values`.

@@ -1,6 +1,6 @@
 """Argument checks, states, and initial values and targets of alpha for soft actor-critic.
 
-Read next :mod:`alfx.algorithms.sac_algorithm`.
+Read next: :mod:`alfx.algorithms.sac_algorithm`.
 """
 import logging
 from typing import Any

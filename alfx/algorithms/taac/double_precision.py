@@ -12,9 +12,9 @@ class LinearLayersInDouble(TorchFunctionMode):
     """Context in which linear layers, and everything computed from their outputs, are float64.
 
     In float32 the last bits of a sum depend on the order of its terms, and therefore on the batch size, the machine and
-    the library. A result that is computed in float64 and rounded to float32 is the same for all of them, except for one
-    in many millions. Parameters do not change. Convolutions stay in float32, because runtimes of exported policies
-    support them only in float32.
+    the library. A result that is computed in float64 and rounded to float32 is the same for all of them, apart from one
+    result in many millions. Parameters do not change. Convolutions stay in float32, because runtimes of exported
+    policies support them only in float32.
     """
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),

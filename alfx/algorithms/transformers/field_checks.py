@@ -107,7 +107,7 @@ def check_order(transformers: Sequence[Any]) -> None:
 
     Raises:
         SpecError: a transformer that must be first is not; a transformer that reads the replay buffer comes after one
-            that changes the data; a field is stacked twice; or a relabelled goal is stacked or relabelled twice.
+            that changes the data; a field is stacked twice; or a relabeled goal is stacked or relabeled twice.
     """
     names = [type(transformer).__name__ for transformer in transformers]
     where = f'data_transformer_ctor {names}'
@@ -127,7 +127,7 @@ def check_order(transformers: Sequence[Any]) -> None:
         stacked |= set(transformer.stacked_fields)
         twice = goals & set(transformer.goal_fields)
         if twice:
-            raise SpecError(f'{where}: {sorted(twice)} would be relabelled twice; use one {name}')
+            raise SpecError(f'{where}: {sorted(twice)} would be relabeled twice; use one {name}')
         goals |= set(transformer.goal_fields)
         if goals & stacked:
             raise SpecError(f'{where}: {sorted(goals & stacked)} cannot be stacked, because goals are compared and '

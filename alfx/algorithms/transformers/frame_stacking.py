@@ -69,7 +69,7 @@ def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Te
     if stack_size == 1:
         return time_step.observation, steps, list(prev_frames)
     begins = (time_step.step_type == StepType.FIRST) | (steps == 0)
-    # On a GPU it is cheaper to select always than to wait for the result; a traced graph cannot branch on it.
+    # On a GPU it is cheaper to always select than to wait for the result; a traced graph cannot branch on it.
     some_begin = begins.device.type != 'cpu' or torch.compiler.is_compiling() or bool(begins.any())
     observation, frames = time_step.observation, []
     for field, axis, previous in zip(fields, axes, prev_frames):

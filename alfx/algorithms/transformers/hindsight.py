@@ -119,7 +119,7 @@ def _close(reward: Tensor, expected: Any) -> Tensor:
 
 
 class GoalReward:
-    """Reward function of a goal environment: its ``compute_reward``, called with all goals of a batch if it allows.
+    """Reward function of a goal environment: its ``compute_reward``, called with all goals of a batch if possible.
 
     Args:
         compute_reward: ``(achieved_goal, desired_goal, info)`` to the reward, as in gymnasium-robotics. Infos are not
@@ -260,7 +260,7 @@ class RewardCheck:
                     (terminated & (time_step.reward > time_step.reward.amin())).any()):
                 self._warned = True
                 _log.warning('%s: some episodes terminate with a reward of %g. If they terminate because the goal is '
-                             'reached, set it as terminal_reward, so that relabelled goals end episodes as well',
+                             'reached, set it as terminal_reward, so that relabeled goals end episodes as well',
                              self._owner, float(time_step.reward[terminated].amax()))
             return
         if time_step.reward.ndim != 2:
@@ -320,7 +320,7 @@ class GoalRelabeler:
                 if field.startswith(_TIME_STEP_OBSERVATION)]
 
     def __call__(self, experience: Experience) -> Experience:
-        """Return the relabelled copy of a batch ``[B, T, ...]`` from the replay buffer.
+        """Return the relabeled copy of a batch ``[B, T, ...]`` from the replay buffer.
 
         Raises:
             ValueError: ``batch_info`` or ``replay_buffer`` is missing, or ``reward_fn`` does not reproduce the stored

@@ -36,9 +36,9 @@ Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
 class WarmUp(NamedTuple):
     """Number of calls, per graph key and layout, that a backend leaves to its fallback before it creates a graph.
 
-    Tracing takes as long as about a hundred updates, which does not pay in a short run. A run with
-    ``TrainerConfig.compile`` is assumed to be long, so that compiling starts early. Rare updates happen once per
-    iteration: as many of them run eagerly as take the time of one tracing.
+    Tracing takes as long as about a hundred updates, which does not pay off in a short run. A run with
+    ``TrainerConfig.compile`` is assumed to be long, so that compiling starts early. With at most one update
+    per iteration, updates are a small share of the time: ``rare_updates`` of them run eagerly first.
     """
 
     updates: int = 50
@@ -63,7 +63,7 @@ class GraphRequest(NamedTuple):
         leaves: all tensors that change from call to call.
         tree: structure of the leaves.
         key: requests with the same key are the same operations on tensors of the same layout.
-        num_reused: number of first leaves that are the same tensors, with new values, in every request with this key.
+        num_reused: number of leading leaves that are the same tensors, with new values, in every request with this key.
     """
 
     leaves: list[Tensor]

@@ -2,12 +2,12 @@
 
 Half of the operations of an update only create views, and most others are so small that allocating and releasing memory
 for the result takes longer than the computation. All of this is the same at every update, so a program does it once:
-views and constants are created when the program is, and results whose lifetimes do not overlap share memory. One call
+views and constants are created together with it, and results whose lifetimes do not overlap share memory. One call
 per remaining operation is left. Operations that torch cannot let write into given memory (convolutions) return new
 tensors; calls that depend on these look up their arguments each time. The kernels and the layouts are those of
 the traced graph, so results are bit-identical.
 
-Read first :mod:`alfx.engine.plan.traced_graph`, which creates the graphs.
+Read first: :mod:`alfx.engine.plan.traced_graph`, which creates the graphs.
 """
 import functools
 from collections import defaultdict
@@ -31,7 +31,7 @@ class Program:
         graph: graph of aten operations, see :mod:`alfx.engine.plan.trace`; its inputs are ``fixed``, then ``changing``.
         fixed: tensors that the graph reads, and may write to, in place.
         changing: examples of the other inputs: their shapes, strides and types never change.
-        num_reused: number of first ``changing`` inputs that are always these tensors; they are read in place.
+        num_reused: number of leading ``changing`` inputs that are always these tensors; they are read in place.
     """
 
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor],

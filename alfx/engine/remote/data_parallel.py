@@ -6,8 +6,8 @@ the whole batch. ``torchrun`` or ``bin/train.py --num_processes`` starts the pro
 ``torch.distributed``: gloo on the CPU, NCCL between GPUs. All ranks have to make the same collective calls in the same
 order.
 
-A rank that dies is noticed by the others at the next collective, because its connections are closed, or else by its
-process id. A slow rank is waited for without limit.
+The other ranks notice a dead rank at the next collective, because its connections are closed or its process id is gone.
+They wait for a slow rank without a time limit.
 """
 import datetime
 import importlib
@@ -125,7 +125,7 @@ class Ranks:
         return box[0]
 
     def same_random_numbers(self) -> None:
-        """Give the random number generators of torch in all ranks the state that they have in rank 0."""
+        """Give the random number generators of torch on all ranks the state that they have on rank 0."""
         on_device = self.device.type == 'cuda'
         states = self.broadcast_from_rank0((torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None))
         torch.set_rng_state(states[0])
@@ -134,14 +134,14 @@ class Ranks:
 
     @torch.no_grad()
     def copy_from_rank0(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the values of ``tensors``, which have the same shapes in all ranks, from rank 0."""
+        """Copy the values of ``tensors``, which have the same shapes on all ranks, from rank 0."""
         values = self.broadcast_from_rank0([tensor.detach().cpu() for tensor in tensors] if self.is_first else None)
         if not self.is_first:
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
 
     def average_gradients(self, params: Sequence[nn.Parameter]) -> None:
-        """Average the gradients of ``params``, the same parameters in all ranks; see :class:`GradientAverager`."""
+        """Average the gradients of ``params``, the same parameters on all ranks; see :class:`GradientAverager`."""
         key = tuple(map(id, params))
         if key not in self._averagers:
             self._averagers[key] = GradientAverager(self, params)
@@ -281,7 +281,7 @@ class GradientAverager:
 
     Args:
         ranks: the processes.
-        params: the parameters, in the same order in all ranks.
+        params: the parameters, in the same order on all ranks.
     """
 
     def __init__(self, ranks: Ranks, params: Sequence[nn.Parameter]):
@@ -341,7 +341,7 @@ class GradientAverager:
             self._ranks.all_reduce(flat)
         bad = self._is_bad.nonzero().flatten().tolist()
         if bad and is_good:
-            raise NonFiniteLossError(f'the loss is NaN or infinite in rank {", ".join(map(str, bad))}, at update '
+            raise NonFiniteLossError(f'the loss is NaN or infinite on rank {", ".join(map(str, bad))}, at update '
                                      f'{context.get_global_counter()}; the log of that rank names the part. The '
                                      'parameters have not been changed by this update')
         for flat in self._flat:

@@ -101,6 +101,6 @@ class JointCheckpointer(Checkpointer):
         return step, path, states
 
     def remove_temporaries(self, keep: int) -> None:
-        """Remove temporary checkpoints in the rank that writes; see the base class."""
+        """Remove temporary checkpoints on the rank that writes; see the base class."""
         if self.writes:
             super().remove_temporaries(keep)

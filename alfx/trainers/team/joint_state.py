@@ -1,6 +1,6 @@
 """Conversion between the states of several ranks and the state of a single process.
 
-Most of the state of an algorithm is equal in all ranks. State that belongs to environments (the replay buffer and the
+Most of the state of an algorithm is equal on all ranks. State that belongs to environments (the replay buffer and the
 running episodes of metrics) is concatenated along the environment dimension. Counters are summed. Local statistics that
 ranks do not share (samples of a mutual information estimator, usage counts of codes) are taken from rank 0.
 """
@@ -76,7 +76,7 @@ def load_metrics(metrics: Sequence[Any], states: Sequence[list[State]]) -> None:
 
     Args:
         metrics: metrics over all ranks.
-        states: results of :func:`metric_states` in each rank.
+        states: results of :func:`metric_states` on each rank.
     """
     for i, metric in enumerate(metrics):
         for name, part in _joinable(metric):

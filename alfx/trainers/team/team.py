@@ -2,7 +2,7 @@
 
 :class:`SingleProcess` is for a single process. :class:`Distributed` is for one of several ranks
 (:mod:`alfx.engine.remote.data_parallel`): settings that count environments or samples are divided by the number of
-ranks, only rank 0 writes and evaluates, and one small exchange per iteration makes all ranks take the same decisions.
+ranks, only rank 0 writes and evaluates, and one small exchange per iteration makes all ranks make the same decisions.
 """
 import copy
 import io
@@ -143,11 +143,11 @@ class Distributed:
         return self._ranks.is_first
 
     def set_random_seed(self, seed: int | None) -> int:
-        """Use the same seed in all ranks, so that they create the same networks."""
+        """Use the same seed on all ranks, so that they create the same networks."""
         return random_state.set_random_seed(self.decide(lambda: random_state.set_random_seed(seed)))
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return the result of ``make()`` in rank 0, which other ranks do not call."""
+        """Return the result of ``make()`` on rank 0; the other ranks do not call it."""
         return self._ranks.broadcast_from_rank0(make() if self._ranks.is_first else None)
 
     def start(self, algorithm: Any, random_seed: int) -> None:
@@ -185,7 +185,7 @@ class Distributed:
         """Sum the counters over all ranks, and exchange the requests to stop or to write a checkpoint.
 
         Returns:
-            Whether a temporary checkpoint is due in rank 0.
+            Whether a temporary checkpoint is due on rank 0.
 
         Raises:
             LostProcessError: a rank is lost.
@@ -237,11 +237,11 @@ class Distributed:
                 metric.gen_summaries(step_metrics=counters)
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks in rank 0; empty in other ranks."""
+        """Return the values of all ranks on rank 0; empty on other ranks."""
         return self._ranks.gather_objects(value) or []
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
-        """Evaluate in rank 0, and copy the buffers that this changes (such as reward averages) to the other ranks."""
+        """Evaluate on rank 0, and copy the buffers that this changes (such as reward averages) to the other ranks."""
         seen = None
         if self._ranks.is_first:
             with context.alone():

@@ -509,7 +509,7 @@ class TestHindsight:
         ([lambda **kw: ObservationNormalizer(fields=['observation'], **kw), HindsightExperienceTransformer],
          'HindsightExperienceTransformer has to come before ObservationNormalizer'),
         ([HindsightExperienceTransformer, UntransformedTimeStep], 'UntransformedTimeStep has to come first'),
-        ([HindsightExperienceTransformer, HindsightExperienceTransformer], 'relabelled twice'),
+        ([HindsightExperienceTransformer, HindsightExperienceTransformer], 'relabeled twice'),
         ([HindsightExperienceTransformer, lambda **kw: FrameStacker(fields=['desired_goal'], **kw)],
          "'desired_goal'.* cannot be stacked"),
         ([lambda **kw: FrameStacker(fields=['achieved_goal'], **kw), HindsightExperienceTransformer],
