@@ -116,7 +116,7 @@ class TrainerConfig:
         num_eval_environments: environments that an evaluation runs in parallel.
         eval_video_steps: length in steps of a video of each evaluation, written to its event file; 0 for none.
         async_eval: evaluate in a separate process while training continues. Callbacks that react to evaluations need
-            them in the training process, which then evaluates whatever this is.
+            them in the training process; with such callbacks this has no effect.
 
     Logging:
         num_summaries: summaries in the whole run; replaces summary_interval.
@@ -128,7 +128,7 @@ class TrainerConfig:
             does not limit both steps and iterations, and does not count updates.
         loggers: loggers besides ``progress.csv``: 'tensorboard' (event files), 'wandb', 'mlflow' (separate packages).
         summaries_flush_secs: flush event files after this number of seconds.
-        summary_max_queue: or after this number of summaries.
+        summary_max_queue: also flush event files after this number of summaries.
         metric_min_buffer_size: minimum number of episodes that average metrics are computed over.
         debug_summaries: write more summaries, for debugging.
         summarize_grads_and_vars: write histograms of weights and gradients.
@@ -156,11 +156,11 @@ class TrainerConfig:
         float32_matmul_precision: 'highest', 'high' or 'medium' as for ``torch.set_float32_matmul_precision``; None
             measures and chooses at the start.
         compile: compile the update into one function; the algorithm has to execute the same operations in every update.
-            Compiling takes some seconds at the start and pays for small networks. On a GPU the function becomes a CUDA
+            Compiling takes a few seconds at first and pays off for small networks. On a GPU the function becomes a CUDA
             graph if it can be captured. On a CPU the rollout policy of SAC, DDPG, TD3 and DQN is compiled as well,
             unless it is recurrent.
         enable_amp: automatic mixed precision: networks compute in bfloat16, or in float16 with scaled losses on GPUs
-            without bfloat16; parameters, distributions, losses and statistics stay in float32. It pays on GPUs with
+            without bfloat16; parameters, distributions, losses and statistics stay in float32. It pays off on GPUs with
             tensor cores and for large networks; on CPUs without bfloat16 instructions it has no effect.
         empty_cache: release unused GPU memory before each iteration.
 

@@ -1,4 +1,4 @@
-"""Initial values of weights. :mod:`alfx.layers` calls what is here; nothing else needs to."""
+"""Initial values of weights; only :mod:`alfx.layers` needs to call the functions of this module."""
 import copy
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def initial_weights(weights: str = 'variance_scaling', biases: str = 'zeros', la
         biases: ``'zeros'`` (the layer's ``bias_init_value``) or ``'torch'`` (uniform in
             ``[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]``, unless the layer is given another value or initializer).
         last_layers: ``'small'`` for the small uniform weights that critics, value networks and deterministic actors
-            draw for their last layers, or ``'same'`` to initialize them like all other layers.
+            use for their last layers, or ``'same'`` to initialize them like all other layers.
 
     Raises:
         ValueError: an unknown scheme.
@@ -75,7 +75,7 @@ def default_init(weight: torch.Tensor, gain: float = 1.0, activation: Callable[[
 
 
 def small_last_layer_init(bound: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Initializer of a last layer: uniform in ``[-bound, bound]``, or ``initial_weights.last_layers = 'same'``."""
+    """Initializer of a last layer: uniform in ``[-bound, bound]``, unless ``initial_weights.last_layers`` is 'same'."""
     return partial(_init_last_layer, bound)
 
 
@@ -93,7 +93,7 @@ def variance_scaling_init(tensor: torch.Tensor, gain: float = 1.0, mode: str = '
     """Fill ``tensor`` in place with zero-mean values of variance ``(gain * g)^2 / fan`` (He et al. 2015,
     arXiv:1502.01852, eq. 10).
 
-    ``g = 1 / sqrt(E[f(z)^2])``, ``z`` standard normal, keeps the second moment at ``gain^2`` behind the
+    ``g = 1 / sqrt(E[f(z)^2])``, ``z`` standard normal, keeps the second moment at ``gain^2`` after the
     activation ``f``; it is sqrt(2) for relu. It is found by numerical integration, so any elementwise ``f`` will
     do; for one that is not elementwise (softmax) it is 1.
 

@@ -58,7 +58,7 @@ def repeated_rows(count: int) -> AbstractContextManager[None]:
 
 
 def _stored(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a vector that compiled graphs store. They compute a copy by ``clone`` again for every use.
+    """Return a copy of a vector that compiled graphs store; they would recompute a ``clone`` for every use.
 
     Only results of reductions are always stored, and those over few elements are not.
     """
@@ -202,7 +202,7 @@ class BatchNorm(nn.Module):
         return torch.where(is_warm, r, 1.0), torch.where(is_warm, d, 0.0)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, rate: float | torch.Tensor) -> None:
-        """Update the running statistics; a batch with NaN is refused later, and must not spoil them."""
+        """Update the running statistics; a batch with NaN is rejected later and must not corrupt them."""
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
             running.lerp_(torch.where(new.isfinite(), new, running), rate)
         self.num_updates.add_(1)
@@ -308,7 +308,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def has_batch_norm(module: Any) -> bool:
-    """Return whether a module contains a :class:`BatchNorm`; not for ``None``."""
+    """Return whether a module contains a :class:`BatchNorm`; False for ``None``."""
     return module is not None and any(isinstance(part, BatchNorm) for part in module.modules())
 
 

@@ -148,7 +148,7 @@ def plot(runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], y: str
 
 def check(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str] = (),
           device: str = 'cpu') -> conf_check.CheckResult:
-    """Check a conf like ``alfx check``: build everything and train for one iteration in a temporary folder.
+    """Check a conf like ``alfx check``: build everything and train until the first update.
 
     Args:
         conf: path of a conf, or the name of a conf included in alfx.

@@ -306,7 +306,7 @@ def nearest_zeros(nested_spec: NestedTensorSpec, batch_size: int | Sequence[int]
 
 
 def without_action(where: torch.Tensor, action: NestedTensor, action_spec: NestedTensorSpec) -> NestedTensor:
-    """Return actions ``[B, ...]`` in the dtypes of the spec, zeros or nearest to them where ``where`` ``[B]`` is True.
+    """Return actions ``[B, ...]`` in the dtypes of the spec, :func:`nearest_zeros` where ``where`` ``[B]`` is True.
     """
     return nest.map_structure(
         lambda a, spec: torch.where(where.reshape(-1, *[1] * (a.ndim - 1)), spec.nearest_zeros(),
@@ -338,5 +338,5 @@ def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int
 
 
 def select(mask: torch.Tensor, first: NestedTensor, second: NestedTensor) -> NestedTensor:
-    """Return a nest with the rows of ``first`` where ``mask``, bool ``[B]``, and the rows of ``second`` elsewhere."""
+    """Return a nest with the rows of ``first`` where ``mask`` ``[B]`` is True, and the rows of ``second`` elsewhere."""
     return nest.map_structure(lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), first, second)

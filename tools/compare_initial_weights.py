@@ -1,4 +1,4 @@
-"""Compares schemes of initial weights over algorithm families, tasks and seeds.
+"""Compare schemes of initial weights over algorithm families, tasks and seeds.
 
     python tools/compare_initial_weights.py                        # run everything that has no result yet
     python tools/compare_initial_weights.py --only sac ppo         # of these families

@@ -8,7 +8,7 @@ Each conf is trained once without interruption, and `--repeat` times with `--kil
 the run). A kill follows up to `--spread` new checkpoints since the last start, after a random part of the time between
 two checkpoints. Afterwards all common checkpoints and the rows of `progress.csv` are compared, except for times. The
 report names the first checkpoint that differs and its tensors, the number of differences in the last checkpoint, the
-rows that differ, and the related log lines of the killed run. (Only the last checkpoint contains the replay buffer.)
+rows that differ, and the related log lines of the killed run. (Only the latest two contain the replay buffer.)
 The exit code is 1 if anything differs.
 
 Seed, threads and precision are fixed, since each run would otherwise choose them itself.
@@ -218,7 +218,7 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
         log: file for the output.
         num_kills: number of kills.
         longest_wait: function that returns the maximum seconds between a new checkpoint and a kill.
-        generator: random generator of the moments.
+        generator: random generator of the kill times.
         spread: maximum number of new checkpoints before a kill.
         popen: function that starts a process, like ``subprocess.Popen``.
 
@@ -257,7 +257,7 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
         params: bindings that override the conf.
         num_processes: number of training processes.
         repeat: number of killed runs.
-        seed: random seed of the moments.
+        seed: random seed of the kill times.
         spread: maximum number of new checkpoints before a kill.
         popen: function that starts a process, like ``subprocess.Popen``.
 
@@ -308,7 +308,7 @@ def main() -> int:
     parser.add_argument('--kills', type=int, default=3, help='kills per run')
     parser.add_argument('--repeat', type=int, default=1, help='killed runs per conf')
     parser.add_argument('--spread', type=int, default=1, help='maximum number of new checkpoints before a kill')
-    parser.add_argument('--seed', type=int, default=0, help='random seed of the moments')
+    parser.add_argument('--seed', type=int, default=0, help='random seed of the kill times')
     parser.add_argument('--num_processes', type=int, default=1)
     parser.add_argument('--conf_param', action='append', default=[], help='overrides a binding; may be repeated')
     parser.add_argument('--folder', type=Path, help='keep the run folders here; default: a temporary folder')

@@ -38,7 +38,7 @@ def as_curves(entry: dict[str, Any]) -> list[Curve]:
 
 
 def draw_curves(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, list[Curve]]]]], columns: int = 3) -> None:
-    """Draw panels of returns over environment steps: the mean over seeds, and each seed as a thin line.
+    """Draw panels of returns over environment steps: the interquartile mean over seeds, and each seed as a thin line.
 
     Args:
         path: `.svg` or `.png` file.

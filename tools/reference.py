@@ -50,9 +50,9 @@ PAGES = {
                          'transform observations and rewards before the algorithm receives them.',
                          (_TRANSFORMERS, 'alfx.algorithms.return_scaling')),
     'environments': Page('Environments and wrappers', 'Functions that load environments '
-                         '(`create_environment.env_load_fn`), and wrappers: of a single gymnasium environment '
-                         '(`suite_gym.load.gym_env_wrappers`) and of a whole batch '
-                         '(`create_environment.batched_wrappers`). Wrappers of other packages are bound by '
+                         '(`create_environment.env_load_fn`), and wrappers around a single gymnasium environment '
+                         '(`suite_gym.load.gym_env_wrappers`) or around a whole batch '
+                         '(`create_environment.batched_wrappers`). Wrappers from other packages are bound by '
                          'their import path. To write your own environment, see [Write a conf file]'
                          '(../write_a_conf.md#custom-environments).', ('alfx.environments', )),
     'networks': Page('Networks', 'Networks, layers, and preprocessors of their inputs.',

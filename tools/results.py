@@ -57,7 +57,7 @@ _HEAD = """# Results
 
 Results of the shipped confs. Each row evaluates the greedy policy at the end of training, with at least 20 episodes
 per seed. With *epsilon 0.1*, the policy samples its action with this probability instead of taking the most likely
-action, as its conf sets it (`TrainerConfig.epsilon_greedy`).
+action, as set in its conf (`TrainerConfig.epsilon_greedy`).
 
 `python tools/results.py --conf NAME --seeds N` writes a row. The numbers are in [results.json](results.json), and the
 curves in [curves.json](curves.json). The rows of each conf, with learning curves:
@@ -80,8 +80,8 @@ _FAMILY_HEAD = """- *measure*: the return of an episode, or a metric of the envi
   marks runs with `TrainerConfig.compile`, which learn the same in less time.
 - *updates/s*: parameter updates per second of wall time, in the median run; not known for old runs.
 
-The learning curves show the return of the latest training episodes over environment steps: the mean over seeds, and
-each seed as a thin line. [All results](../results.md)
+The learning curves show the return of the latest training episodes over environment steps: the interquartile
+mean over seeds, and each seed as a thin line. [All results](../results.md)
 
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',

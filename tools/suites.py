@@ -28,7 +28,7 @@ SUITES = (
           'Offline algorithms state the number of updates instead of environment steps.'),
     Suite('MinAtar', {f'minatar_{game}': f'MinAtar {game}'
                       for game in ('asterix', 'breakout', 'freeway', 'seaquest', 'space_invaders')},
-          'Actions stick with a probability of 0.1, as in the original games.'),
+          'Actions are sticky with a probability of 0.1, as in the original MinAtar.'),
     Suite('Exploration', {'corridor': 'Corridor', 'noisy_corridor': 'NoisyCorridor',
                           'minigrid_doorkey_8x8': 'MiniGrid-DoorKey-8x8-v0',
                           'minigrid_doorkey_16x16': 'MiniGrid-DoorKey-16x16-v0',
@@ -55,7 +55,7 @@ class Family(NamedTuple):
 FAMILIES = (
     Family('MuJoCo and robotics', 'mujoco.md',
            'Ant|Fetch|HalfCheetah|Hopper|Humanoid|Inverted|PointMaze|Reacher|Swimmer|Walker2d'),
-    Family('Classic control, Box2D and tables', 'classic_control.md',
+    Family('Classic control, Box2D and tabular tasks', 'classic_control.md',
            'Acrobot|CartPole|Cliff|FrozenLake|LunarLander|MountainCar|Pendulum|Taxi'),
     Family('Games from images', 'images.md', r'ALE|MinAtar|\w+NoFrameskip'),
     Family('Exploration and memory', 'exploration.md', 'BitFlip|Corridor|MiniGrid|NoisyCorridor|TMaze'),

@@ -4,7 +4,7 @@
     python tools/zoo.py --page                                              # only rewrite the page
 
 The seed with the highest return among the runs of the conf in the folder is taken. The agent is evaluated again from
-its reduced checkpoint, and a film of it is recorded.
+its reduced checkpoint, and a video of it is recorded.
 """
 import argparse
 import json

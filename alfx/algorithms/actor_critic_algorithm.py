@@ -94,8 +94,8 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
         self._is_stateless = not nest.flatten(self.train_state_spec)
         if has_batch_norm(self) or any(isinstance(m, Dropout) for m in self.modules()):
-            raise ValueError(f'{name}: BatchNorm and Dropout act differently in rollouts, so that they are not '
-                             'supported in on-policy training; use layer norm (use_fc_ln=True)')
+            raise ValueError(f'{name}: BatchNorm and Dropout act differently in rollouts than in updates, so on-policy '
+                             'training does not support them; use layer norm (use_fc_ln=True)')
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
 

@@ -7,15 +7,15 @@ A discriminator D learns to distinguish transitions of demonstrations from those
 The policy is rewarded for transitions that D takes for demonstrated ones. It may be any algorithm that trains from a
 replay buffer. Use the module as ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` to learn
 from demonstrations alone. In GAIL f is a network of s and a. In AIRL f contains a reward that can be extracted (eq. 4
-there)::
+of its paper)::
 
     f = g(s, a) + gamma h(s') - h(s) - log pi(a | s)
 
 with h(s') = 0 where the task ended; g and h remain meaningful without the policy. Rewards are computed when a step is
 trained on, by the current discriminator, not when the step is collected.
 
-Rewards of one sign are biased: where episodes can end early, the policy is paid for staying alive (GAIL's reward) or
-for ending the episode (``reward_form = 'negative'``), regardless of the demonstrations (Kostrikov et al. 2019,
+Rewards of one sign are biased: where episodes can end early, the policy is rewarded for staying alive (GAIL's reward)
+or for ending the episode (``reward_form = 'negative'``), regardless of the demonstrations (Kostrikov et al. 2019,
 arXiv:1809.02925, section 4.1). A good return then does not prove imitation. A warning is logged in this case.
 """
 import logging
@@ -51,7 +51,7 @@ AdversarialInfo = namedtuple('AdversarialInfo', ['own', 'demonstrated'], default
 
 AdversarialLossInfo = namedtuple('AdversarialLossInfo', ['loss', 'accuracy_own', 'accuracy_demonstrated', 'penalty'],
                                  default_value=())
-"""Values for summaries: the loss of the discriminator, its accuracy on steps of either kind, and its gradient
+"""Values for summaries: the loss of the discriminator, its accuracy on steps of each kind, and its gradient
 penalty."""
 
 
@@ -128,7 +128,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         """Compute the rewards ``[B, T]`` for arriving at the steps of sequences ``[B, T, ...]``.
 
         The reward is 0 at the first step of a sequence and where an episode begins. ``info`` is
-        :class:`AdversarialInfo` ``[B, T, ...]``, with other demonstrations at each call.
+        :class:`AdversarialInfo` ``[B, T, ...]``, with newly drawn demonstrations at each call.
         """
         shape = batch, length = inputs.step_type.shape
         own = self._transitions(root, inputs)

@@ -35,12 +35,12 @@ AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_tar
                                      'policy_loss_addons', 'training_reward'], default_value=())
 """The info of each part, and the rewards ``[B]`` by the name of the part that gives them.
 
-``training_reward``: what the policy is trained on, if it is known only when an on-policy unroll is complete.
+``training_reward``: the reward that the policy is trained on, if it is known only when an on-policy unroll is complete.
 """
 
 
 class Connection(NamedTuple):
-    """Input and output of a part of an agent: nests of specs, or a description if it is no observation or action."""
+    """Input and output of a part of an agent: nests of specs, or a description of what has no spec."""
 
     field: str
     part: Algorithm
@@ -55,7 +55,7 @@ class _Parts:
         self.connections: list[Connection] = []
 
     def add(self, field: str, part: Any, sees: Any, gives: Any) -> Any:
-        """Add a part, unless it is None, and return it; ``gives`` may be the name of its attribute with the spec."""
+        """Add a part, unless it is None, and return it; ``gives`` may name the attribute that holds the spec."""
         if part is not None:
             gives = getattr(part, gives) if gives in ('output_spec', 'action_spec') else gives
             self.connections.append(Connection(field, part, sees, gives))
@@ -107,8 +107,8 @@ class Agent(RLAlgorithm):
             debug_summaries=)``.
         intrinsic_reward_as_dimension: pass the intrinsic reward to the policy algorithm as an additional, last
             dimension of the reward instead of adding it to the extrinsic reward. It has a separate value, and a
-            separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights. Several
-            modules become as many dimensions.
+            separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights. Each
+            of several modules becomes one dimension.
 
     Raises:
         ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
@@ -194,7 +194,7 @@ class Agent(RLAlgorithm):
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
         elif intrinsic_reward_as_dimension:
             self._weight_dimensions()
-            self._dimension_weights = []  # set them again after a checkpoint, which contains others, is loaded
+            self._dimension_weights = []  # set again after loading a checkpoint, which contains other weights
         known = {connection.field: connection.part for connection in parts.connections}
         for part in known.values():
             part.on_parts_built(known)
@@ -330,7 +330,7 @@ class Agent(RLAlgorithm):
         return self._rl_algorithm.batch_sources(source)
 
     def num_updates_due(self, count: int) -> int:
-        """Return the number of updates that the policy algorithm wants."""
+        """Return the number of updates that the policy algorithm requests."""
         return self._rl_algorithm.num_updates_due(count)
 
     def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
@@ -367,7 +367,7 @@ class Agent(RLAlgorithm):
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """Run one step of collecting experience with all parts."""
         if self._policy_acts_alone:
-            policy: Any = self._modules['_rl_algorithm']  # as an attribute it is found in ten times as long
+            policy: Any = self._modules['_rl_algorithm']  # attribute access takes ten times as long
             output, new_state, info = policy.rollout_step(time_step, state.rl)
             return AlgStep(output, state if new_state is state.rl else AgentState(new_state), AgentInfo(info))
         return self._step('rollout_step', time_step, state, None)
@@ -382,7 +382,7 @@ class Agent(RLAlgorithm):
         return self._step('train_step', time_step, state, rollout_info)
 
     def train_sequence(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """``train_sequence`` of each part, ``[T, B, ...]``."""
+        """Call ``train_sequence`` of each part, ``[T, B, ...]``."""
         step = self._step('train_sequence', time_step, state, rollout_info)
         return step._replace(state=())
 
@@ -393,7 +393,7 @@ class Agent(RLAlgorithm):
 
     def train_sequence_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
                                pre_train: bool = False) -> AlgStep:
-        """``train_sequence_offline`` of each part, ``[T, B, ...]``."""
+        """Call ``train_sequence_offline`` of each part, ``[T, B, ...]``."""
         step = self._step('train_sequence_offline', time_step, state, rollout_info, pre_train)
         return step._replace(state=())
 
@@ -403,7 +403,7 @@ class Agent(RLAlgorithm):
         info: dict[str, Any] = {}
         rewards: dict[str, torch.Tensor] = {}
         is_rollout, environment_step = method == 'rollout_step', time_step
-        is_auxiliary = context.is_auxiliary()  # then only what the policy sees, and the policy, are of interest
+        is_auxiliary = context.is_auxiliary()  # then only the policy and its inputs are needed
 
         def run(part: Algorithm, inputs: Any, part_state: Any) -> AlgStep:
             field = self._helper.field(part)
@@ -448,7 +448,7 @@ class Agent(RLAlgorithm):
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
 
     def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:
-        """Return the next state of the representation learner, or ``()`` if it uses the state of the policy."""
+        """Return the next state of the representation learner, unchanged if it uses the state of the policy."""
         return state.repr if self._representation_use_rl_state else step.state
 
     def _entropy_target_step(self, method: str, rl_step: AlgStep, time_step: TimeStep, info: dict[str, Any]) -> None:
@@ -533,7 +533,7 @@ class Agent(RLAlgorithm):
     # Losses and hooks ------------------------------------------------------------------------------------------
 
     def measures(self, info: Any) -> dict[str, torch.Tensor]:
-        """Return the numbers in the infos of representation learner, goal generator and intrinsic reward module.
+        """Return the float values in the infos of the representation learner, goal generator and reward module.
 
         ``repr/NAME``, ``goal_generator/NAME`` and ``irm/NAME`` for each float leaf ``[B]``.
         """
@@ -546,11 +546,11 @@ class Agent(RLAlgorithm):
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
 
     def auxiliary_reference(self, info: Any) -> Any:
-        """Reference of the policy algorithm."""
+        """Return ``auxiliary_reference`` of the policy algorithm."""
         return self._rl_algorithm.auxiliary_reference(info.rl)
 
     def calc_auxiliary_loss(self, info: Any, reference: Any) -> LossInfo:
-        """Auxiliary loss ``[T, B]`` of the policy algorithm; the other parts have none."""
+        """Return the auxiliary loss ``[T, B]`` of the policy algorithm; the other parts have none."""
         return self._rl_algorithm.calc_auxiliary_loss(info.rl, reference)
 
     def calc_loss_offline(self, info: Any, pre_train: bool = False) -> LossInfo:
@@ -582,7 +582,7 @@ class Agent(RLAlgorithm):
 
 
 def _detached(time_step: TimeStep) -> TimeStep:
-    """Return ``time_step`` with a detached observation, for a part that does not train what computed it."""
+    """Return ``time_step`` with a detached observation, for a part that must not train the parts before it."""
     return time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
 
 

@@ -28,14 +28,14 @@ class AgentHelper:
         Args:
             alg: the part.
             alg_field: its field.
-            is_stepped: the part takes part in the steps of rollout and training; otherwise only ``predict_step`` has
-                its state.
+            is_stepped: the part runs in the steps of rollout and training; otherwise only the state of
+                ``predict_step`` includes its state.
 
         Raises:
             ValueError: the field is taken, or ``alg`` is registered for another field.
         """
         if alg_field in self._specs:
-            raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
+            raise ValueError(f"an algorithm is already registered for the field '{alg_field}'")
         if alg in self._fields:
             raise ValueError(f"{alg.name} ({type(alg).__name__}) cannot be both '{self._fields[alg]}' and "
                              f"'{alg_field}': create an algorithm for each")
@@ -95,7 +95,7 @@ class AgentHelper:
             The sum; ``extra`` is a dict with one entry per part.
 
         Raises:
-            ValueError: two parts set priorities.
+            ValueError: two parts set ``priority``, ``gns`` or ``batch_label``.
         """
         infos = {}
         for alg in algorithms:

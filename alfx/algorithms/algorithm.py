@@ -195,7 +195,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of this algorithm and all its parts; decided once, by :meth:`finalize`."""
+        """Capabilities of this algorithm and all its parts; determined once, by :meth:`finalize`."""
         return self._joined_capabilities() if self._capabilities is None else self._capabilities
 
     def _joined_capabilities(self) -> Capabilities:
@@ -237,23 +237,23 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return state
 
     def get_initial_train_state(self, batch_size: int) -> NestedTensor:
-        """Zeros ``[batch_size, ...]`` of ``train_state_spec``."""
+        """Return zeros ``[batch_size, ...]`` of ``train_state_spec``."""
         return _zeros(self.train_state_spec, batch_size)
 
     def get_initial_rollout_state(self, batch_size: int) -> NestedTensor:
-        """Zeros ``[batch_size, ...]`` of ``rollout_state_spec``."""
+        """Return zeros ``[batch_size, ...]`` of ``rollout_state_spec``."""
         return _zeros(self.rollout_state_spec, batch_size)
 
     def get_initial_unroll_state(self, batch_size: int) -> NestedTensor:
-        """Zeros ``[batch_size, ...]`` of ``unroll_state_spec``."""
+        """Return zeros ``[batch_size, ...]`` of ``unroll_state_spec``."""
         return _zeros(self.unroll_state_spec, batch_size)
 
     def get_initial_predict_state(self, batch_size: int) -> NestedTensor:
-        """Zeros ``[batch_size, ...]`` of ``predict_state_spec``."""
+        """Return zeros ``[batch_size, ...]`` of ``predict_state_spec``."""
         return _zeros(self.predict_state_spec, batch_size)
 
     def get_initial_transform_state(self, batch_size: int) -> NestedTensor:
-        """Zeros ``[batch_size, ...]`` of the state of the data transformer."""
+        """Return zeros ``[batch_size, ...]`` of the state of the data transformer."""
         return () if self.data_transformer is None else _zeros(self.data_transformer.state_spec, batch_size)
 
     def forward(self, *input: Any) -> AlgStep:
@@ -331,7 +331,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._replay_buffer = ReplayBuffer(
             experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
             num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
-        if getattr(transformer, 'needs_episodic_info', False):  # not as an argument, which a conf may set to the same
+        if getattr(transformer, 'needs_episodic_info', False):  # not passed as an argument: a conf may bind it too
             self._replay_buffer.keep_episodic_info = True
         if self._config is not None:
             limit = self._config.replay_checkpoint_megabytes * 2**20
@@ -490,7 +490,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         raise NotImplementedError(f'{type(self).__name__}.auxiliary_reference')
 
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
-        """Loss ``[T, B]`` of the auxiliary phase.
+        """Compute the loss ``[T, B]`` of the auxiliary phase.
 
         Args:
             info: infos of ``train_step``, ``[T, B, ...]``.
@@ -649,14 +649,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     @property
     def updater(self) -> Updater:
-        """Updater of this algorithm, which makes its gradient steps; created at the first use."""
+        """Updater of this algorithm, which performs its gradient steps; created on first use."""
         if self._updater is None:
             self._updater = Updater(self, self._config is not None and self._config.compile)
         return self._updater
 
     @property
     def learner(self) -> Learner:
-        """Learner of this algorithm, which runs its training iterations; created at the first use."""
+        """Learner of this algorithm, which runs its training iterations; created on first use."""
         if self._learner is None:
             if self.environment is not None and self._config is not None and self.optimizers():
                 self._finalize_at_first_use()
@@ -704,7 +704,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._pre_loaded = True
 
     def _load_part(self, part: nn.Module, argument: str, value: str, prefix: str, path: str) -> None:
-        """Load ``part`` from a checkpoint that ``argument`` of this algorithm, with ``value``, names."""
+        """Load ``prefix`` of the checkpoint ``path`` into ``part``; ``argument`` and ``value`` are for messages."""
         try:
             state = extract_sub_state_dict_from_checkpoint(prefix, path)
         except CheckpointError as error:

@@ -14,13 +14,13 @@ from alfx.tensor_specs import NestedTensor
 class AlgorithmInterface(nn.Module):
     """The methods of an algorithm; :class:`alfx.algorithms.algorithm.Algorithm` implements most of them.
 
-    An algorithm that outputs actions is an ``RLAlgorithm``. Any other algorithm is a part of one. It is trained
-    together with it, or trains itself in ``after_train_iter``.
+    An algorithm that outputs actions is an ``RLAlgorithm``. Any other algorithm is a part of one: it is trained
+    together with the ``RLAlgorithm``, or trains itself in ``after_train_iter``.
     """
 
     @property
     def on_policy(self) -> bool | None:
-        """Return whether training uses the infos of ``rollout_step`` or those of ``train_step``; ``None``: not set."""
+        """``True``: train on infos of ``rollout_step``; ``False``: on those of ``train_step``; ``None``: not set."""
         raise NotImplementedError(f'{type(self).__name__}.on_policy')
 
     def set_on_policy(self, is_on_policy: bool) -> None:
@@ -56,8 +56,8 @@ class AlgorithmInterface(nn.Module):
             state: nest ``[B, ...]`` of ``rollout_state_spec``.
 
         Returns:
-            ``output``, the next ``state``, and the ``info`` that ``calc_loss`` gets stacked to ``[T, B, ...]``
-            (on-policy) or that comes back to ``train_step`` as ``rollout_info`` (off-policy).
+            ``output``, the next ``state``, and the ``info``: ``calc_loss`` receives it stacked to ``[T, B, ...]``
+            (on-policy), or ``train_step`` receives it as ``rollout_info`` (off-policy).
         """
         raise NotImplementedError(f'{type(self).__name__}.rollout_step')
 
@@ -70,7 +70,7 @@ class AlgorithmInterface(nn.Module):
             rollout_info: nest ``[B, ...]``: the info of ``rollout_step``, as ``preprocess_experience`` left it.
 
         Returns:
-            ``output``, the next ``state``, and the ``info`` that ``calc_loss`` gets stacked to ``[T, B, ...]``.
+            ``output``, the next ``state``, and the ``info``, which ``calc_loss`` receives stacked to ``[T, B, ...]``.
         """
         raise NotImplementedError(f'{type(self).__name__}.train_step')
 
@@ -102,7 +102,7 @@ class AlgorithmInterface(nn.Module):
         return root_inputs, rollout_info
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Called after each gradient update, for instance to move target networks.
+        """Called after each gradient update, for instance to update target networks.
 
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm.
@@ -111,7 +111,7 @@ class AlgorithmInterface(nn.Module):
         """
 
     def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:
-        """Called once an iteration, after its updates; for parts that train themselves.
+        """Called once per iteration, after its updates; for parts that train themselves.
 
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm during the unroll; ``None`` without one.

@@ -4,7 +4,7 @@
 and the algorithm again from the conf in the run folder and acts as fast as its steps are consumed. Steps are stored in
 a ring of ``unroll_queue_size`` in shared memory: the process waits when it is full, the learner waits when it is empty.
 Weights are published every ``unroll_parameter_update_period`` iterations. The steps are therefore older than the
-weights that train on them, by the steps waiting in the ring and by that period.
+weights that are trained on them, by the steps waiting in the ring and by that period.
 
 Summaries ``async_unroll/...`` log how long the latest steps took, and their ``age``: how far the global counter has
 moved since the weights that acted were published.

@@ -3,7 +3,7 @@
 No loss reads every value at every step of a sequence ``[T, B, ...]``. An algorithm implements four hooks that compute
 terms for any rows; this module decides for which rows each hook is called::
 
-    policy_terms      terms of the policy      all steps; no gradient from the first step that policy_loss leaves out
+    policy_terms      terms of the policy      all steps; no gradient at those that policy_loss leaves out
     policy_loss       the loss of the policy   all steps, or all but the last
     trained_values    Q(s[t], a[t])            all steps but the last, which has no target
     bootstrap_values  V'(s[t]), no gradient    all steps but the first, which no target reads
@@ -88,8 +88,8 @@ class BootstrappedAlgorithm(Algorithm):
     """Base class with ``train_step`` and ``train_sequence`` built from hooks that compute parts of the loss for rows
     ``[N, ...]``.
 
-    Each hook gets the training state and returns it with its own part advanced by one step. Whole sequences at once are
-    computed without state.
+    Each hook gets the training state and returns it with its own part advanced by one step. When whole sequences are
+    computed at once, there is no state.
     """
 
     _train_actor_on_last_step = True  # compute policy_loss at the last step of a sequence

@@ -1,4 +1,4 @@
-"""Algorithms composed of algorithms, networks and functions, so that a new one is a few lines.
+"""Algorithms composed of algorithms, networks and functions, so that a new one takes only a few lines.
 
 :class:`SequentialAlg` computes its elements one after the other, :class:`EchoAlg` feeds part of an output back to the
 next step, :class:`RLAlgWrapper` turns any algorithm that outputs actions into the policy of an agent or a run.
@@ -476,7 +476,7 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         return self._alg.batch_sources(source)
 
     def num_updates_due(self, count: int) -> int:
-        """Return the number of updates that the wrapped algorithm wants."""
+        """Return the number of updates that the wrapped algorithm requests."""
         return self._alg.num_updates_due(count)
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:

@@ -164,8 +164,8 @@ class SimHash(nn.Module):
         super().__init__()
         size = sum(spec.numel for spec in nest.flatten(observation_spec))
         if size < 2:
-            raise ConfError([problem_at(owner, 'counting', f"= 'simhash' hashes directions, of which {size} "
-                                        'number(s) have too few', "choose counting = 'grid'")])
+            raise ConfError([problem_at(owner, 'counting', f"= 'simhash' hashes directions, but {size} "
+                                        'number(s) have at most two', "choose counting = 'grid'")])
         self._num_bits = num_bits
         self.register_buffer('projection', torch.randn(size, num_bits))
         self.register_buffer('_powers', 2**torch.arange(num_bits), persistent=False)

@@ -10,7 +10,7 @@ It lowers values of other actions as far as they compete with those in the data.
 any policy, which a policy that continues to learn online has to unlearn first. Cal-QL lowers no value below the return
 R(s) observed in the data: it replaces ``Q(s, a)`` in the sum by ``max(Q(s, a), R(s))`` (eq. 5.1).
 
-:class:`CqlAlgorithm` is soft actor-critic with this penalty. The sum is an integral there, which is estimated from
+:class:`CqlAlgorithm` is soft actor-critic with this penalty. Its sum over actions is an integral, estimated from
 uniformly random actions and actions of the policy; only the latter are calibrated. The published code also samples the
 policy of the next step; this implementation follows appendix F of the paper. :class:`DiscreteCqlAlgorithm` is deep
 Q-learning with the penalty.
@@ -65,7 +65,7 @@ def _return_in_data(rows: Rows, owner: str) -> Tensor:
 
 
 def _check_returns(owner: str, gamma: Tensor, step: TimeStep, batch_info: BatchInfo) -> None:
-    """Check that the returns of a replay buffer belong to the rewards and the gamma of the loss.
+    """Check that the returns of a replay buffer match the rewards and the gamma of the loss.
 
     They satisfy ``R[t] = r[t+1] + gamma d[t+1] R[t+1]`` within an episode whose return is known.
 
@@ -91,7 +91,7 @@ def _check_returns(owner: str, gamma: Tensor, step: TimeStep, batch_info: BatchI
         at = tuple(wrong.nonzero()[0].tolist())
         raise ConfError([problem_at(
             owner, 'calibrated', f'= True, but the returns that {batch_info.replay_buffer.name} records, with gamma = '
-            f'{recorded.gamma}, do not belong to the rewards that the critics are trained on, with gamma = '
+            f'{recorded.gamma}, do not match the rewards that the critics are trained on, with gamma = '
             f'{gamma.tolist()}: a return of {now[at]:.6g} is followed by a reward of {reward[at]:.6g} and a return of '
             f'{later[at]:.6g}', 'set ReplayBuffer.gamma to the gamma of the loss, and leave out transformers and '
             'modules that change rewards (RewardClipping may stay with the same ReplayBuffer.reward_clip)')])
@@ -146,13 +146,13 @@ class CqlAlgorithm(SacAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Pass on the returns in the data; raise ``ConfError`` if they do not belong to the rewards of the loss."""
+        """Pass on the returns in the data; raise ``ConfError`` if they do not match the rewards of the loss."""
         if self._calibrated:
             _check_returns(type(self).__name__, self._critic_loss.gamma, root_inputs, batch_info)
         return super().preprocess_experience(root_inputs, rollout_info, batch_info)
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
-        """Compute the critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
+        """Compute the critics' values ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
         observation, critics_state = rows.observation, state.critic.critics
         values, state = super().trained_values(rows, details, state)
         actions, log_density = self._sampled_actions_of(rows.of(details.distribution))
@@ -216,7 +216,7 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Pass on the returns in the data; raise ``ConfError`` if they do not belong to the rewards of the loss."""
+        """Pass on the returns in the data; raise ``ConfError`` if they do not match the rewards of the loss."""
         if self._calibrated:
             _check_returns(type(self).__name__, self._critic_losses[0].gamma, root_inputs, batch_info)
         return super().preprocess_experience(root_inputs, rollout_info, batch_info)

@@ -45,7 +45,7 @@ class DataTransformer(ModuleWithSpecs):
         state_spec: nest of specs of the state that :meth:`transform_timestep` keeps between time steps.
     """
 
-    needs_replay_buffer = False  # looks into the replay buffer, so no transformer may come before it
+    needs_replay_buffer = False  # reads the replay buffer: no transformer that changes time steps may come before it
     needs_episodic_info = False  # needs the episode boundaries of the replay buffer
     must_be_first = False  # no other transformer may come before this one
     changes_time_steps = True  # transformers that look into the replay buffer have to come before this one
@@ -202,8 +202,8 @@ class SequentialDataTransformer(DataTransformer):
 class FrameStacker(DataTransformer):
     """Stacks each observation with the preceding ones of the same episode, oldest first.
 
-    Before the start of an episode its first observation is repeated. If preceding steps are not in the replay buffer
-    any more, the oldest available observation is repeated; ``ReplayBuffer.num_earliest_frames_ignored = stack_size -
+    Before the start of an episode its first observation is repeated. If preceding steps are no longer in the replay
+    buffer, the oldest available observation is repeated; ``ReplayBuffer.num_earliest_frames_ignored = stack_size -
     1`` prevents sampling of such steps.
 
     Args:
@@ -244,19 +244,19 @@ class FrameStacker(DataTransformer):
 
 @configurable
 class ImageScaleTransformer(SimpleDataTransformer):
-    """Scales images of integers linearly: the lower bound of the space becomes ``min``, the upper bound ``max``.
+    """Scales integer images linearly: the lower bound of the space becomes ``min``, the upper bound ``max``.
 
-    Images of booleans, and of integers with the bounds 0 and 1, become floats 0 and 1: policies learn more slowly from
+    Boolean images, and integer images with the bounds 0 and 1, become floats 0 and 1: policies learn more slowly from
     sparse planes without zeros.
 
     Args:
         observation_spec: nest of specs of the observation.
         min: value of the lower bound after scaling.
         max: value of the upper bound after scaling.
-        fields: paths of the images; None for the observation, or for all its parts ``(C, H, W)`` of integers.
+        fields: paths of the images; None for the observation, or for all its integer parts ``(C, H, W)``.
 
     Raises:
-        SpecError: a field does not exist, there is no image, or one is not an image of integers with bounds at most
+        SpecError: a field does not exist, there is no image, or one is not an integer image with bounds at most
             65,535 apart.
         ValueError: ``min`` is not less than ``max``.
     """
@@ -287,7 +287,7 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
 
 def _scaled(image: Tensor, scale: float, offset: float) -> Tensor:
-    """Return an image of integers as float32, scaled and shifted."""
+    """Return an integer image as float32, scaled and shifted."""
     image = image.to(torch.float32)
     return image if (scale, offset) == (1.0, 0.0) else image.mul_(scale).add_(offset)
 
@@ -341,7 +341,7 @@ class RandomShift(SimpleDataTransformer):
 
 @configurable
 class ActionMask(DataTransformer):
-    """Uses a field of the observation as mask of valid actions: policies and Q networks then choose among valid
+    """Uses a field of the observation as the mask of valid actions: policies and Q networks then choose among valid
     actions.
 
     The mask moves to the field ``action_mask`` of the time step. If only one other field remains in the nest, that
@@ -415,7 +415,7 @@ def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
 
 @configurable
 class ObservationNormalizer(SimpleDataTransformer):
-    """Normalizes observations of floats by running statistics.
+    """Normalizes float observations by running statistics.
 
     The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
     mode ``update_mode``, and never in evaluation. With ``update_mode = 'offline'`` they are mean and variance of all
@@ -423,7 +423,7 @@ class ObservationNormalizer(SimpleDataTransformer):
 
     Args:
         observation_spec: nest of specs of the observation.
-        fields: paths of the parts to normalize, which may be integers; None for all parts of floats. Integers such as
+        fields: paths of the parts to normalize, which may be integers; None for all float parts. Integers such as
             categories are then left unchanged.
         clipping: if above 0, the results are clipped to ``[-clipping, clipping]``.
         window_size: number of updates that ``WindowNormalizer`` averages over.
@@ -662,8 +662,8 @@ class RewardNormalizer(RewardTransformer):
     Args:
         observation_spec: nest of specs of the observation.
         normalizer: normalizer for the reward spec of the environment; None for an ``AdaptiveNormalizer``.
-        update_max_calls: if above 0, only this number of first batches in the run mode ``update_mode`` update the
-            statistics.
+        update_max_calls: if above 0, the statistics are updated only by this many batches, the first ones in the run
+            mode ``update_mode``.
         clip_value: if above 0, the results are clipped to ``[-clip_value, clip_value]``.
         update_mode: 'replay' or 'rollout': run mode in which the statistics are updated.
 
@@ -684,7 +684,7 @@ class RewardNormalizer(RewardTransformer):
 
     @property
     def normalizer(self) -> Normalizer:
-        """The normalizer."""
+        """Normalizer with the running statistics."""
         return self._normalizer
 
     @property
@@ -745,7 +745,7 @@ class HindsightExperienceTransformer(DataTransformer):
 
     Raises:
         SpecError: the goals do not exist or have different specs.
-        ValueError: ``her_proportion`` is not a probability; later: ``reward_fn`` does not reproduce the stored rewards.
+        ValueError: ``her_proportion`` is not a probability; in training: ``reward_fn`` does not reproduce the stored rewards.
     """
 
     needs_replay_buffer = True

@@ -252,17 +252,17 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return (action, loss), state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Compute the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Compute the critics' values ``[N, n]`` (``[N, n, K]``) of the action taken."""
         q_values, critics = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics.critics)
         return q_values, state._replace(critics=state.critics._replace(critics=critics))
 
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Compute the minimum over target critics of the action of the target policy."""
+        """Compute the lowest value of the target critics for the target policy's action."""
         target, target_actor, target_critics = self._target_values(rows, state.critics)
         return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
     def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
-        """Compute the critics of the action taken and the values to bootstrap from by one call of each network."""
+        """Compute the values of the action taken and those to bootstrap from by one call of each network."""
         with torch.no_grad():
             action, _ = self._next_action(later, ())
         values, bootstrapped = self._joint_critics((trained.observation, trained.rollout_info.action),

@@ -6,14 +6,14 @@ the features of the steps before t (0 at FIRST), the reward for arriving at t is
     r[t] = min_{i < t} |z[t] - z[i]|^2 / (|h[t] - h[i]| + 1e-6)
 
 with i from the first step of the episode on. Where the same trajectory leads to different observations, these differ
-by chance, and the difference counts more; a difference that a long way explains counts less.
+by chance, and the difference counts more; a difference that distant trajectories explain counts less.
 
 Both networks belong to a discriminator, which learns to distinguish the observation that follows from another one:
 
     minimize  1/2 (-log D(h[t + 1], a[t], z[t + 1]) - log(1 - D(h[t + 1], a[t], z')))
 
-The other observation is one of two drawn from a queue of rewarding observations that is not equal to the true one. The
-features therefore keep what a trajectory and an action determine. Differs from the paper:
+z' is the feature of another observation: of two drawn from a queue of rewarding observations, one that differs from
+the true one. The features therefore keep what a trajectory and an action determine. Differs from the paper:
 
 * The discriminator is trained on the minibatches of the policy algorithm, as often as the policy, and not in epochs of
   its own. Its other observations are drawn once for each step, when the step is collected.
@@ -81,7 +81,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
             start of the run for longer.
         capacity: steps of an episode that are remembered; of a longer episode the oldest are forgotten.
         normalization: rule of :class:`~alfx.algorithms.exploration.normalization.RewardNormalization`.
-        return_discount: of the sum of rewards with ``normalization = 'return_std'``.
+        return_discount: discount of the sum of rewards with ``normalization = 'return_std'``.
         clip_value: if positive, clip normalized rewards to plus and minus this value.
         optimizer: trains all networks of this module; ``None``: the agent's optimizer does.
         name: name of this algorithm.
@@ -131,7 +131,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
 
     @property
     def rewards_unrolls_at_once(self) -> bool:
-        """Return True."""
+        """Return True: rewards depend on whole trajectories."""
         return True
 
     @property
@@ -184,7 +184,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
             are_earlier: bool ``[B, T, N]``.
         """
         sizes = [self._num_features, items.shape[-1] - self._num_features]
-        # by matrix products, which in float32 would be too imprecise for small distances, which matter most
+        # double, because matrix products in float32 are too imprecise for small distances, which matter most
         of_features, of_trajectories = (torch.cdist(x, y, compute_mode='use_mm_for_euclid_dist') for x, y in zip(
             items.transpose(0, 1).double().split(sizes, -1), others.double().split(sizes, -1)))
         ratio = (of_features.square() / (of_trajectories + _EPSILON)).masked_fill(~are_earlier, torch.inf).amin(-1)

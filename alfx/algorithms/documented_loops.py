@@ -153,7 +153,7 @@ class CustomLearner(Learner):
     """Learner of an algorithm whose class overrides training methods.
 
     Args:
-        algorithm: see above.
+        algorithm: the algorithm whose overriding methods are called.
         updater: makes its gradient steps.
         settings: configuration of the run.
     """

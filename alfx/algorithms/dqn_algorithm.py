@@ -86,8 +86,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             mean.
         v_min: smallest return that the atoms represent.
         v_max: largest return that the atoms represent.
-        calculate_priority: compute priorities for prioritized replay: the mean absolute errors of a sequence, or the
-            mean divergences of its distributions.
+        calculate_priority: compute priorities for prioritized replay: the mean absolute TD error of a sequence, or the
+            mean divergence of its distributions.
         train_first_step_only: train only on the first step of each sequence; the other steps are used for its target.
             The loss is the mean over the first steps.
         random_initial_collection: take random actions during ``TrainerConfig.initial_collect_steps``.

@@ -1,16 +1,16 @@
 """Dynamics models: predict the change of a feature, by one network or an ensemble.
 
 Chua et al. 2018 (PETS, arXiv:1805.12114): an ensemble of networks with bounded log-variances, each trained on a
-separate bootstrap, sees normalized inputs and predicts the normalized change:
+separate bootstrap sample, sees normalized inputs and predicts the normalized change:
 
     y[t] = (s[t] - s[t-1] - m_y) / d_y            x[t] = ((s[t-1], a[t-1]) - m_x) / d_x
     deterministic  L[t] = 1/2 mean_d (f(x[t]) - y[t])^2
     stochastic     L[t] = -log N(y[t]; mu(x[t]), sigma(x[t])^2)
 
 The loss of arriving at a step is assigned to the previous step, where the action was taken. Arriving at LAST is
-therefore learned, and transitions across the border of two episodes are not. Differs from the paper:
+therefore learned, and transitions across the boundary between two episodes are not. Differs from the paper:
 
-* A bootstrap needs no storage, see :mod:`alfx.algorithms.model_based.bootstrap`.
+* A bootstrap sample needs no storage, see :mod:`alfx.algorithms.model_based.bootstrap`.
 * Means and deviations are computed from the training batches, where recent batches count more.
 * The likelihood has its factor 1/2 and is summed over the dimensions; the authors' code omits the factor and averages.
 * The members with the smallest error on held-out data are the elites (Janner et al. 2019, arXiv:1906.08253).
@@ -103,8 +103,8 @@ class DynamicsLearningAlgorithm(Algorithm):
             :class:`~alfx.networks.dynamics_networks.DynamicsNetwork`.
         checkpoint: as in ``Algorithm``.
         name: name of this algorithm.
-        normalize: normalize inputs and change.
-        bootstrap: train each of several networks on a separate bootstrap.
+        normalize: normalize the inputs and the predicted change.
+        bootstrap: train each of several networks on a separate bootstrap sample.
         holdout: fraction of transitions that are held out from training, at most 0.9; their error selects the elites.
         num_elites: number of networks with the smallest held-out error in :attr:`elites`; ``None``: all.
 

@@ -120,10 +120,10 @@ class EncodingAlgorithm(EncoderAlgorithm):
         encoder_cls: creates the ``Network``; called with the spec of its input.
         time_step_as_input: pass the whole ``TimeStep`` (without ``env_info`` and ``untransformed``) to the network
             instead of the observation.
-        output_fields: path in the output of the network, or a nest of paths, of the representation; ``None``: the whole
+        output_fields: path of the representation in the output of the network, or a nest of paths; ``None``: the whole
             output.
-        loss_fields: path in the output of the network, or a nest of paths, of the losses, each one number per sample;
-            ``None``: no losses.
+        loss_fields: path of the losses in the output of the network, or a nest of paths; each loss is one number per
+            sample. ``None``: no losses.
         loss_weights: a number for each of ``loss_fields``, in the same structure; ``None``: all 1.
         optimizer: owns the parameters of the network; ``None``: the agent's optimizer does.
         config: the configuration of the run.
@@ -178,7 +178,7 @@ class EncodingAlgorithm(EncoderAlgorithm):
         return () if self._loss_fields is None else get_nested_field(encoded, self._loss_fields)
 
     def _loss_info(self, encoded: NestedTensor) -> LossInfo:
-        """Compute the weighted sum of the losses ``[B]``, with the single losses as ``extra``."""
+        """Compute the weighted sum of the losses ``[B]``, with the individual losses as ``extra``."""
         losses = self._losses(encoded)
         leaves = nest.flatten(losses)
         if not leaves:

@@ -58,7 +58,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         fitness_shaping: for 'openai', transformation of the returns: 'centered_rank', 'standardized' or 'raw'.
         antithetic: sample members in pairs, on opposite sides of the mean.
         num_best: for 'ars', number of directions used; ``None``: all.
-        sigma_learning_rate: for 'snes'; ``None``: ``(3 + log D) / (5 sqrt D)`` for D parameters.
+        sigma_learning_rate: learning rate of sigma for 'snes'; ``None``: ``(3 + log D) / (5 sqrt D)`` for D parameters.
         weight_decay: this fraction of the parameters is subtracted from the gradient.
         is_stochastic: members sample their actions from the distributions.
         reward_weights: K weights of the reward dimensions; ``None``: all 1.
@@ -139,7 +139,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     supports_action_mask = True
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Reject settings that have no meaning without gradients or unrolls.
+        """Reject settings that evolution strategies do not support.
 
         Raises:
             ConfError: other processes would act, the members cannot be distributed evenly over the processes, or

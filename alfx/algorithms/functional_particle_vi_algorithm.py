@@ -76,38 +76,38 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
     """Ensemble of networks trained by particle-based variational inference; see the module.
 
     Args:
-        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, also for the other arguments
-            named there.
-        data_creator_outlier: see there.
+        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, which also documents the
+            other arguments that it shares with this class.
+        data_creator_outlier: see ``SupervisedTask``.
         input_tensor_spec: spec of the inputs; ``None``: from the data.
         output_dim: number of outputs of a network; ``None``: ``num_train_classes``, or the number of targets.
-        param_net: the network: one with given parameters, or any other, or a function that creates one from the spec of
+        param_net: a ``ParamNetwork``, any other ``Network``, or a function that creates one from the spec of
             the inputs; its last layer has ``output_dim`` outputs. ``None``: created from the following arguments.
         conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, also for the next arguments.
-        fc_layer_params: see there.
-        use_conv_bias: see there.
-        use_conv_ln: see there.
-        use_fc_bias: see there.
-        use_fc_ln: see there.
-        activation: see there.
-        last_activation: see there.
-        last_use_bias: see there.
-        last_use_ln: see there.
+        fc_layer_params: see ``ParamNetwork``.
+        use_conv_bias: see ``ParamNetwork``.
+        use_conv_ln: see ``ParamNetwork``.
+        use_fc_bias: see ``ParamNetwork``.
+        use_fc_ln: see ``ParamNetwork``.
+        activation: see ``ParamNetwork``.
+        last_activation: see ``ParamNetwork``.
+        last_use_bias: see ``ParamNetwork``.
+        last_use_ln: see ``ParamNetwork``.
         num_particles: number N of networks.
         entropy_regularization: weight of the repulsion; ``None``: batch size divided by number of samples.
         loss_type: 'classification' or 'regression'.
         voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
         function_vi: use the outputs of the networks as particles; not with 'minmax'.
-        function_bs: see :class:`FunctionSpace`, also for the next arguments.
-        function_extra_bs_ratio: see there.
-        function_extra_bs_sampler: see there.
-        function_extra_bs_std: see there.
+        function_bs: ``batch_size`` of :class:`FunctionSpace`.
+        function_extra_bs_ratio: ``extra_ratio`` of :class:`FunctionSpace`.
+        function_extra_bs_sampler: ``sampler`` of :class:`FunctionSpace`.
+        function_extra_bs_std: ``stddev`` of :class:`FunctionSpace`.
         critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, also for the other
             arguments of critics.
-        critic_iter_num: see there.
-        critic_l2_weight: see there.
-        critic_use_bn: see there.
+        critic_iter_num: see ``ParVIAlgorithm``.
+        critic_l2_weight: see ``ParVIAlgorithm``.
+        critic_use_bn: see ``ParVIAlgorithm``.
         num_train_classes: number of classes in the training data.
         optimizer: moves the particles.
         critic_optimizer: trains the critic of 'minmax'.
@@ -117,7 +117,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         config: the configuration of the run.
         debug_summaries: write more summaries.
         name: name of this algorithm.
-        prior_stddev: standard deviation of a normal prior of the parameters; ``None``: flat. Not with ``function_vi``.
+        prior_stddev: standard deviation of a normal prior over parameters; ``None``: flat. Not with ``function_vi``.
         noise_stddev: standard deviation of the noise of regression targets.
 
     Raises:
@@ -272,7 +272,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
 
 
 class Prior:
-    """Negative log density of a normal prior of parameters, scaled to the fraction that belongs to one batch.
+    """Negative log density of a normal prior over parameters, scaled to the fraction that belongs to one batch.
 
     Args:
         stddev: standard deviation of the prior; ``None``: flat.
@@ -306,6 +306,6 @@ def resolved_entropy_regularization(given: float | None, task: SupervisedTask) -
 
 
 def log_network(name: str, network: StackedParameters) -> None:
-    """Log a network with given parameters."""
+    """Log the number of parameters and the structure of a network."""
     logger.info('%s: networks of %d parameters: %s', name, network.param_length,
                 network.single_network(network.initial_parameters(1)[0]))

@@ -4,9 +4,10 @@ The distribution is given by a loss, its negative log density up to a constant. 
 H(x)``, with ``a = entropy_regularization``; at ``a = 1`` this is the Kullback-Leibler divergence from the distribution.
 The entropy H of the outputs is not known. Its gradient is estimated by particle-based variational inference: a batch of
 outputs is moved as particles are, and the network is trained to follow (Feng et al. 2017, "Learning to draw samples
-with amortized Stein variational gradient descent", arXiv:1707.06626). With y another sample of outputs,
+with amortized Stein variational gradient descent", arXiv:1707.06626). With y another sample of outputs, k the kernel
+and s the score ``-grad loss``,
 
-    svgd    k(y_i, x_i) s(y_i) + a grad_{y_i} k(y_i, x_i): one y for each x, also if x depends on inputs
+    svgd    k(y_i, x_i) s(y_i) + a grad_{y_i} k(y_i, x_i): one y for each x, which may depend on inputs
     svgd2   the mean of this over y_j; x and y are halves of a batch
     svgd3   the same; y is a separate batch
     gfsf    s(x_i) - a (estimate of grad log q)                                  (Liu et al. 2019, arXiv:1807.01750)
@@ -67,20 +68,20 @@ class Generator(Algorithm):
         par_vi: 'svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', or ``None`` for no regularization.
         use_kernel_averager: use a running average of the kernel bandwidth.
         functional_gradient: use GPVI; requires ``par_vi`` 'svgd3' or ``None``.
-        init_lambda: ``c``, the weight of the noise that is added to the output if ``noise_dim < output_dim``; for GPVI,
-            like all arguments up to ``inverse_mvp_hidden_layers``.
+        init_lambda: ``c``, the weight of the noise that is added to the output if ``noise_dim < output_dim``; only
+            for GPVI, as are all arguments up to ``inverse_mvp_hidden_layers``.
         lambda_trainable: train ``c``.
         block_inverse_mvp: solve ``noise_dim`` equations instead of ``output_dim``.
         direct_jac_inverse: solve them exactly; otherwise a network is trained to solve them.
         inverse_mvp_solve_iters: updates of that network in each training step.
         inverse_mvp_hidden_size: width of its hidden layers.
         inverse_mvp_hidden_layers: number of its hidden layers.
-        critic_input_dim: number of inputs of the critic; ``None``: ``output_dim``. For 'minmax', like all arguments of
-            critics.
+        critic_input_dim: number of inputs of the critic; ``None``: ``output_dim``. Only for 'minmax', as are all critic
+            arguments.
         critic_hidden_layers: sizes of the critic's hidden layers.
         critic_l2_weight: weight of the squared norm of the critic's outputs.
         critic_iter_num: updates of the critic in each training step.
-        critic_relu_mlp: use a network whose trace is computed exactly; not with ``critic_use_bn``.
+        critic_relu_mlp: use a ``ReluMLP``, whose Jacobian trace is exact; not with ``critic_use_bn``.
         critic_use_bn: use batch norm in the critic.
         minmax_resample: sample new outputs for each update of the critic.
         critic_optimizer: trains the critic; required for 'minmax'.
@@ -275,7 +276,7 @@ class Generator(Algorithm):
 
     def _moving_loss(self, outputs: Tensor, inputs: NestedTensor, loss_of: Callable[[Tensor], Tensor],
                      transform_func: Callable | None, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the loss that moves the outputs as ``par_vi`` does, and the loss of the outputs."""
+        """Return the loss that moves the outputs as ``par_vi`` prescribes, and the loss of the outputs."""
         if self._par_vi == 'minmax':
             return self._minmax(outputs, inputs, loss_of, weight)
         if self._par_vi == 'gfsf':

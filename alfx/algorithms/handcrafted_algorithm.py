@@ -120,7 +120,7 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
     - The observation is a dict with ``'goal'``, float ``[B, 2]`` or ``[B, 3]``: position of the goal relative to the
       vehicle, in metres ahead and to the right (and above, which is ignored). Other entries are ignored.
     - The action is float ``[B, 3]``, the input of a speed controller of the vehicle: the speed as a fraction of the
-      speed limit; the direction relative to the heading, from -1 (turn around to the left) over 0 (straight on) to 1
+      speed limit; the direction relative to the heading, from -1 (turn around to the left) through 0 (straight on) to 1
       (turn around to the right); reverse gear, from 0 (no) to 1. Its bounds have to include [0, 1], [-1, 1] and 0.
 
     The speed is 1 at distances of at least ``distance_to_decelerate``, proportional to the distance below it, and 0 at
@@ -164,7 +164,7 @@ class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
     """Linear controller: ``u = sum_i gains[i] * o[i]``.
 
     A continuous action of one element is u, clipped to its bounds; of two discrete actions the second is taken if u is
-    positive. It balances a pole: ``gains = (0.1, 0.3, 1.0, 0.4)`` gets 500 in CartPole.
+    positive. It balances a pole: ``gains = (0.1, 0.3, 1.0, 0.4)`` reaches a return of 500 in CartPole.
 
     Args:
         observation_spec: float spec ``[D]``.
@@ -182,7 +182,7 @@ class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
                  gains: Sequence[float] = (), **kwargs: Any):
         shape = getattr(observation_spec, 'shape', None)
         if shape is None or tuple(shape) != (len(gains), ):
-            raise SpecError(f'{name}: expected an observation with as many elements as gains, which are {len(gains)}, '
+            raise SpecError(f'{name}: expected an observation with {len(gains)} elements, one for each of gains, '
                             f'found {observation_spec}')
         if not isinstance(action_spec, BoundedTensorSpec) or action_spec.numel != 1 or (
                 action_spec.is_discrete and int(action_spec.maximum.max() - action_spec.minimum.min()) != 1):
@@ -231,7 +231,7 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
         action_spec: a ``BoundedTensorSpec`` of shape ``(2,)``.
         waypoints: points ``(x, y)`` in order along the path, connected by straight lines.
         gain: force per distance.
-        damping: force per velocity, against it.
+        damping: force per velocity, in the opposite direction.
         kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:

@@ -36,45 +36,45 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
     """Distribution of networks; see the module.
 
     Args:
-        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, also for the other arguments
-            named there.
-        data_creator_outlier: see there.
+        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, which also documents the
+            other arguments that it shares with this class.
+        data_creator_outlier: see ``SupervisedTask``.
         input_tensor_spec: spec of the inputs; ``None``: from the data.
         output_dim: number of outputs of a network; ``None``: ``num_train_classes``, or the number of targets.
         conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, also for the other arguments of
             layers.
-        fc_layer_params: see there.
-        activation: see there.
-        last_activation: see there.
-        last_use_bias: see there.
-        last_use_ln: see there.
+        fc_layer_params: see ``ParamNetwork``.
+        activation: see ``ParamNetwork``.
+        last_activation: see ``ParamNetwork``.
+        last_use_bias: see ``ParamNetwork``.
+        last_use_ln: see ``ParamNetwork``.
         noise_dim: size of the noise.
         hidden_layers: sizes of the hidden layers of the generator; ``None``: none.
         use_conv_bias: see ``ParamNetwork``.
-        use_conv_ln: see there.
-        use_fc_bias: see there.
-        use_fc_ln: see there.
+        use_conv_ln: see ``ParamNetwork``.
+        use_fc_bias: see ``ParamNetwork``.
+        use_fc_ln: see ``ParamNetwork``.
         generator_use_fc_bn: use batch norm in the generator.
         num_particles: number N of networks that are sampled for a batch.
         entropy_regularization: weight of the repulsion; ``None``: batch size divided by number of samples.
         critic_hidden_layers: see :class:`~alfx.algorithms.generator.Generator`, also for all arguments up to
             ``inverse_mvp_hidden_layers``.
-        critic_iter_num: see there.
-        critic_l2_weight: see there.
-        functional_gradient: see there.
-        init_lambda: see there.
-        lambda_trainable: see there.
-        block_inverse_mvp: see there.
-        direct_jac_inverse: see there.
-        inverse_mvp_solve_iters: see there.
-        inverse_mvp_hidden_size: see there.
-        inverse_mvp_hidden_layers: see there.
+        critic_iter_num: see ``Generator``.
+        critic_l2_weight: see ``Generator``.
+        functional_gradient: see ``Generator``.
+        init_lambda: see ``Generator``.
+        lambda_trainable: see ``Generator``.
+        block_inverse_mvp: see ``Generator``.
+        direct_jac_inverse: see ``Generator``.
+        inverse_mvp_solve_iters: see ``Generator``.
+        inverse_mvp_hidden_size: see ``Generator``.
+        inverse_mvp_hidden_layers: see ``Generator``.
         function_vi: use the outputs of the networks as particles; with 'svgd', 'svgd2', 'svgd3' and 'gfsf'.
-        function_bs: see :class:`~alfx.algorithms.functional_particle_vi_algorithm.FunctionSpace`, also for the next
-            arguments.
-        function_extra_bs_ratio: see there.
-        function_extra_bs_sampler: see there.
-        function_extra_bs_std: see there.
+        function_bs: ``batch_size`` of
+            :class:`~alfx.algorithms.functional_particle_vi_algorithm.FunctionSpace`.
+        function_extra_bs_ratio: ``extra_ratio`` of ``FunctionSpace``.
+        function_extra_bs_sampler: ``sampler`` of ``FunctionSpace``.
+        function_extra_bs_std: ``stddev`` of ``FunctionSpace``.
         loss_type: 'classification' or 'regression'.
         voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
         par_vi: 'svgd' (the same as 'svgd3'), 'svgd2', 'svgd3', 'gfsf' or 'minmax'.
@@ -88,7 +88,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         logging_evaluate: log evaluations.
         config: the configuration of the run.
         name: name of this algorithm.
-        prior_stddev: standard deviation of a normal prior of the parameters; ``None``: flat. Not with ``function_vi``.
+        prior_stddev: standard deviation of a normal prior over parameters; ``None``: flat. Not with ``function_vi``.
         noise_stddev: standard deviation of the noise of regression targets.
 
     Raises:

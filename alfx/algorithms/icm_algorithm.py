@@ -68,7 +68,7 @@ ICMMeasures = namedtuple('ICMMeasures', ['reward', 'forward_loss', 'inverse_loss
 class ICMAlgorithm(IntrinsicRewardAlgorithm):
     """Intrinsic reward for observations that a model does not predict.
 
-    The state is the state of the previous step. A training sequence that does not begin with states of the rollout
+    The state holds the previous step's features. A training sequence that does not begin with states of the rollout
     (``TrainerConfig.use_rollout_state``) therefore learns nothing from its first step.
 
     Args:
@@ -97,7 +97,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
 
     Raises:
         ConfError: an argument is out of range, or ``observation_spec`` is missing although it is needed.
-        SpecError: a network has outputs of another shape.
+        SpecError: the outputs of a network have the wrong shape.
     """
 
     def __init__(self, action_spec: NestedTensorSpec, observation_spec: NestedTensorSpec | None = None,

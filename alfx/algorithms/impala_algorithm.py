@@ -96,8 +96,8 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
             raise ConfError(problems)
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Sample an action ``[B, ...]`` and keep its distribution; of the value only the recurrent state is
-        computed."""
+        """Sample an action ``[B, ...]`` and keep its distribution; of the value network only the recurrent
+        state is computed."""
         distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value_state = () if self._value_is_stateless else self._value(inputs.observation, state.value)[1]
         info = self._sampled_for_replay(distribution)

@@ -191,7 +191,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                              value=value_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Compute the critics ``[N, n]`` (``[N, n, K]``) of the actions taken."""
+        """Compute the critics' values ``[N, n]`` (``[N, n, K]``) of the actions taken."""
         q_values, critics = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
         return q_values, state._replace(critic=state.critic._replace(critics=critics))
 

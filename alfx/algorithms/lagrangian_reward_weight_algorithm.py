@@ -50,7 +50,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
     first.
 
     Args:
-        reward_spec: spec of rank 1: K rewards, of which more is better.
+        reward_spec: spec of rank 1: K rewards, for which more is better.
         reward_thresholds: K lower bounds of the average reward per step. The weight of a reward with threshold ``None``
             is not adjusted.
         optimizer: learns the weights, with one step per iteration.
@@ -63,7 +63,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         name: name of this algorithm.
 
     Raises:
-        ValueError: the reward has rank 0, or an argument is out of range or has another length than K.
+        ValueError: the reward has rank 0, or an argument is out of range or its length is not K.
     """
 
     def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,

@@ -116,10 +116,10 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
             learn with the exploration policy.
         expand_all_root_children: expand all actions of the root before the search; act and learn with the exploration
             policy then, too.
-        known_value_bounds: least and largest value; ``None``: the values seen in each tree.
+        known_value_bounds: smallest and largest value; ``None``: the values seen in each tree.
         value_min_max_delta: lower bound of the divisor that normalizes values.
         ucb_break_tie_eps: random numbers below this are added to upper confidence bounds.
-        ucb_parent_visit_count_minus_one: count one visit less of the parent in the bound, so that the first action is
+        ucb_parent_visit_count_minus_one: count one visit fewer of the parent in the bound, so that the first action is
             chosen without the prior.
         unexpanded_value_score: value score of an action that was not expanded: a number; 'max', 'min' or 'mean' of its
             siblings; 'mean_with_parent'; or 'none': the exploration policy leaves such actions their prior
@@ -128,7 +128,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         search_with_exploration_policy: descend the tree by the exploration policy, not by upper confidence bounds.
         learn_with_exploration_policy: the policy to learn is the exploration policy, not the visit distribution.
         exploration_policy_type: 'rkl', regularized by ``KL(prior || policy)``, or 'kl', by ``KL(policy || prior)``.
-        max_unroll_length: depth of the tree; with ``expand_all_children`` one less.
+        max_unroll_length: maximum depth of the tree; with ``expand_all_children`` one less.
         num_parallel_sims: number of leaves expanded together; must divide ``num_simulations``.
         checkpoint: as in ``Algorithm``.
         debug_summaries: log the error of the predicted reward.

@@ -82,8 +82,8 @@ class MCTSModel(nn.Module):
         value_loss: loss that defines how ``value_pred`` encodes the value.
         repr_loss: called with predicted and target latent states ``[B, R + 1, ...]``; returns the loss ``[B, R + 1]``,
             or a ``LossInfo`` with it. It may have parameters.
-        target_entropy: lower bound of the entropy, which its weight is adjusted to reach; ``None``: the weight is
-            constant.
+        target_entropy: lower bound of the entropy; the weight of the entropy is adjusted to reach it. ``None``: the
+            weight is constant.
         alpha_adjust_rate: change of that weight per loss, for each nat below the target.
         initial_loss_weight: weight of step 0; ``None``: ``1 / R``, the weight of each other step.
         predict_initial_reward: also predict the reward of step 0, which was received before the unroll.

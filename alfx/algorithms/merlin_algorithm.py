@@ -17,7 +17,7 @@ gradient of the policy stops at the latent and at the memory, and the gradient o
 same step. Differences from the paper:
 
 - The predictor receives actions directly (discrete ones one-hot); they are neither encoded nor decoded.
-- The memory is not updated retroactively with later steps, so that a slot is one latent vector.
+- The memory is not updated retroactively with later steps, so a slot holds one latent vector.
 - The actor estimates the value from the inputs of the policy, but not from the policy's distribution. Rewards and the
   values of actions are not predicted.
 - The networks for images use batch norm.
@@ -176,7 +176,7 @@ class MemoryBasedPredictor(Algorithm):
             levels); their outputs are flattened and concatenated.
         decoders: nest of algorithms (:class:`~alfx.algorithms.decoding_algorithm.DecodingAlgorithm`) with the same
             structure. Their steps receive ``(latent vector, part of the observation)`` and return a ``LossInfo``.
-        num_read_keys: keys to read the memory with.
+        num_read_keys: number of keys with which the memory is read.
         lstm_size: sizes of the LSTM layers.
         latent_dim: size of the latent vector. Prior and posterior networks have two layers of twice this size.
         memory_size: number of slots of the memory, a :class:`~alfx.networks.memory.MemoryWithUsage`.
@@ -316,7 +316,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         reward_spec: rank 0, or rank 1 for K rewards; the value then has K dimensions.
         epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
             ``None``: 0. :class:`MerlinAlgorithm` passes the value of its configuration.
-        num_read_keys: keys to read the memory with.
+        num_read_keys: number of keys with which the memory is read.
         lstm_size: sizes of the LSTM layers.
         latent_dim: size of the latent vector, and of the hidden layer of policy and value.
         loss: calculates the loss; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
@@ -426,7 +426,7 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
         name: name of this algorithm.
 
     Raises:
-        ValueError: an encoder or a decoder has a wrong type or is recurrent, or the structure differs from that in
+        ValueError: an encoder or a decoder has a wrong type or is recurrent, or the structure differs from that of
             the observation.
     """
 

@@ -4,7 +4,6 @@ Belghazi et al. 2018, "Mutual Information Neural Estimation" (arXiv:1801.04062);
 representations by mutual information estimation and maximization" (arXiv:1808.06670); Nowozin et al. 2016, "f-GAN"
 (arXiv:1606.00709); the fourth estimator is the bound of Barber and Agakov 2003. With P the joint distribution of x and
 y, Q the product of their marginals and T a network,
-the product of their marginals and T a network,
 
     DV:   MI  >=  E_P[T] - log E_Q[exp(T)]                              (MINE, eq. 6)
     KLD:  MI  >=  E_P[T] - E_Q[exp(T)] + 1                              (f-GAN, table 2, T shifted by 1)

@@ -137,7 +137,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         """Reject settings that do not work with imagined transitions.
 
         Raises:
-            ConfError: sequences have another length than 2, a data transformer changes observations, or there are
+            ConfError: the length of sequences is not 2, a data transformer changes observations, or there are
                 several processes.
         """
         name = type(self).__name__

@@ -40,7 +40,7 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
             debug_summaries=, name=)``. It is not trained.
         reward_transformer: called with rewards of any batch shape; the model learns and predicts its results.
         config: configuration of the run.
-        enable_amp: on a GPU, evaluate and reanalyze in 16 bits; the rollout uses full precision.
+        enable_amp: on a GPU, evaluate and reanalyze in 16-bit precision; the rollout uses full precision.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.

@@ -45,12 +45,12 @@ __all__ = ['LinearTdStepFunc', 'MuzeroInfo', 'MuzeroRepresentationImpl', 'Muzero
 @configurable
 @dataclasses.dataclass(frozen=True)
 class MuzeroRepresentationTrainingOptions:
-    """Training options of a :class:`MuzeroRepresentationLearner`; most are the same as in ``TrainerConfig``.
+    """Training options of a :class:`MuzeroRepresentationLearner`; most correspond to fields of ``TrainerConfig``.
 
     Attributes:
         interval: number of iterations between two trainings.
-        mini_batch_length: T.
-        mini_batch_size: B.
+        mini_batch_length: T, number of steps in a training sequence.
+        mini_batch_size: B, number of sequences in a minibatch.
         num_updates_per_train_iter: updates per training.
         replay_buffer_length: steps kept per environment.
         initial_collect_steps: steps of all environments together before the first update.

@@ -37,7 +37,7 @@ def losses_of(result: Any, where: str, num: int) -> tuple[Tensor, Any]:
     """Return the loss ``[num]`` of the result of a loss function, and its ``extra``.
 
     Raises:
-        ValueError: the result is neither a tensor ``[num]`` nor has such a field ``loss``.
+        ValueError: the result is not a tensor ``[num]`` and has no field ``loss`` of this shape.
     """
     loss = result if isinstance(result, Tensor) else getattr(result, 'loss', None)
     if not isinstance(loss, Tensor) or loss.shape != (num, ):
@@ -53,7 +53,7 @@ def score_of(loss: Tensor, outputs: Tensor) -> Tensor:
 
 
 def moving_loss(direction: Tensor, outputs: Tensor) -> Tensor:
-    """Return a loss ``[N]`` whose gradient by ``outputs`` is ``-direction``; both are ``[N, D]``."""
+    """Return a loss ``[N]`` whose gradient with respect to ``outputs`` is ``-direction``; both are ``[N, D]``."""
     return -(direction.detach() * outputs).sum(-1)
 
 
@@ -62,8 +62,8 @@ class ParVIAlgorithm(Algorithm):
     """Set of particles that approximates a distribution; see the module docstring.
 
     Args:
-        particle_dim: D.
-        num_particles: N.
+        particle_dim: D, size of a particle.
+        num_particles: N, number of particles.
         entropy_regularization: ``a``, weight of the repulsion between particles.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
         critic_input_dim: number of inputs of the critic; ``None``: ``particle_dim``. The critic arguments are used only
@@ -125,7 +125,7 @@ class ParVIAlgorithm(Algorithm):
             loss_func: called with the particles ``[N, D]``, or with the first result of ``transform_func``; returns
                 the loss ``[N]``, or a tuple with the field ``loss``.
             transform_func: maps the particles to ``(outputs [N, O], extra_outputs [N, E])``, for example the outputs of
-                networks with these parameters. The attraction and repulsion is then computed between these outputs, and
+                networks with these parameters. Attraction and repulsion are then computed between these outputs, and
                 the gradient moves the particles; the loss is a function of ``outputs``. If several processes train
                 together, each has different columns of both.
             entropy_regularization: replaces the argument of the constructor.

@@ -139,7 +139,7 @@ def _check_bounds(owner: str, low: np.ndarray, high: np.ndarray) -> None:
                         'lower_bound and upper_bound, or bound the action space of the environment')
     if not (low <= high).all():
         raise ConfError([problem_at(owner, 'lower_bound', f'= {low.tolist()} is above the upper bound, '
-                                    f'{high.tolist()}', 'exchange them')])
+                                    f'{high.tolist()}', 'swap them')])
 
 
 class _TrajectoryPlanner(PlanAlgorithm):
@@ -229,7 +229,7 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
     See :class:`~alfx.optimizers.traj_optimizers.ICEMOptimizer`.
 
     Args:
-        noise_beta: exponent of the color of the noise.
+        noise_beta: exponent of the colored noise, whose power falls with ``1 / f^noise_beta``; 0 is white noise.
         population_decay: factor by which the population shrinks in each iteration.
         keep_fraction: fraction of the elites that are candidates again in the next iteration.
         return_mean_elites: execute the mean of the distribution instead of the best plan; steadier if many plans have
@@ -258,7 +258,7 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
     Args:
         max_iter_num: number of iterations.
         temperature: temperature of the weights, relative to the standard deviation of the costs.
-        noise_beta: exponent of the color of the noise.
+        noise_beta: exponent of the colored noise, whose power falls with ``1 / f^noise_beta``; 0 is white noise.
         scalar_var: variance of the noise; ``None``: the square of half the range between the bounds.
         kwargs: arguments of :class:`RandomShootingAlgorithm`.
     """

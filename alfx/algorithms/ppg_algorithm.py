@@ -1,9 +1,9 @@
 """Phasic policy gradient (Cobbe et al. 2020, arXiv:2009.04416).
 
-PPO trains a policy network and a value network. Every ``interval`` iterations an auxiliary phase follows. In it the
-policy network also learns to predict values, while a KL penalty keeps the policy unchanged. Its features thus learn to
-distinguish good from bad states, without value errors disturbing the policy. The loss of the phase is in
-:mod:`alfx.algorithms.ppg_loss`, its schedule in :mod:`alfx.engine.auxiliary_phase`.
+In the policy phase, PPO trains a policy network and a value network. Every ``interval`` iterations an auxiliary phase
+follows, in which the policy network also learns to predict values, while a KL penalty keeps the policy unchanged. Its
+features thus learn to distinguish good from bad states, without value errors disturbing the policy. The loss of the
+auxiliary phase is in :mod:`alfx.algorithms.ppg_loss`, its schedule in :mod:`alfx.engine.auxiliary_phase`.
 
 As in the paper, the KL penalty refers to the policy at the start of the phase, not to the policy that collected the
 steps, and values are trained towards the targets of the iteration that collected them.
@@ -79,9 +79,9 @@ class PPGAlgorithm(PPOAlgorithm):
         aux_options: options of the auxiliary phase.
         encoding_network_ctor: creates the policy network and the value network without their last layers; called with
             the spec of the observation, for the value also with the arguments of a last layer.
-        policy_optimizer: optimizes all parameters in the iterations.
+        policy_optimizer: optimizes all parameters in the policy phase.
         aux_optimizer: optimizes the networks of this algorithm in the auxiliary phase. ``None``: the optimizers of the
-            iterations are used, and also train the parts that process the observation before this algorithm.
+            policy phase are used, and also train the parts that process the observation before this algorithm.
         epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
             ``None``: ``config.epsilon_greedy``, or 0 without a config.
         checkpoint: as in ``Algorithm``.
@@ -90,7 +90,7 @@ class PPGAlgorithm(PPOAlgorithm):
         reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
         discrete_projection_net_ctor: creates the head of a discrete action.
         continuous_projection_net_ctor: creates the head of a continuous action.
-        loss_class: loss of the iterations; called with ``debug_summaries``.
+        loss_class: loss of the policy phase; called with ``debug_summaries``.
         aux_loss_class: loss of the auxiliary phase; called without arguments.
     """
 
@@ -133,7 +133,7 @@ class PPGAlgorithm(PPOAlgorithm):
                                         'trains on each unroll as a whole', 'set it to True')])
 
     def own_capabilities(self) -> Capabilities:
-        """Return the capabilities of PPO, with the check that infos can be recomputed repeated for this class."""
+        """Return the capabilities of PPO; the conditions for recomputing infos refer to the steps of this class."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPGAlgorithm)
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 

@@ -21,7 +21,7 @@ class PPGAuxPhaseLoss(Loss):
 
     Args:
         td_error_loss_fn: maps ``(target, value)`` to an error of the same shape.
-        policy_kl_loss_weight: beta_clone of the paper.
+        policy_kl_loss_weight: weight of the KL divergence, beta_clone in the paper.
         name: name of this loss.
 
     Raises:

@@ -34,7 +34,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
             ``PPOLoss`` by default.
 
     Raises:
-        TypeError: the loss lacks what PPO needs; see ``PPOLoss``.
+        TypeError: the loss is not a ``PPOLoss`` or a subclass of it.
     """
 
     @takes_arguments_of(ActorCriticAlgorithm, defaults={'loss_class': PPOLoss})
@@ -47,11 +47,11 @@ class PPOAlgorithm(ActorCriticAlgorithm):
 
     @property
     def on_policy(self) -> bool | None:
-        """Return ``False``, because the algorithm trains from the replay buffer of its last unroll."""
+        """Return ``False``, because the algorithm trains from a replay buffer that holds its latest unroll."""
         return False
 
     def own_capabilities(self) -> Capabilities:
-        """Return the capabilities of an actor-critic, with the check that infos can be recomputed repeated for PPO."""
+        """Return the capabilities of an actor-critic; the conditions for recomputing infos refer to PPO's steps."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 

@@ -59,7 +59,7 @@ class PPOLoss(ActorCriticLoss):
 
     @property
     def compute_advantages_internally(self) -> bool:
-        """Argument ``compute_advantages_internally``."""
+        """Return whether the loss estimates the advantages itself."""
         return self._compute_advantages_internally
 
     def update_schedules(self) -> None:

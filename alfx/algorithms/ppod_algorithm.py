@@ -48,8 +48,8 @@ class PpodAlgorithm(PPOAlgorithm):
             are added to the pools like collected ones.
         target_agent_demos_dir: dataset that is written during training: the collected episodes with reward that have
             the highest returns. It can be used as ``demonstrations`` of another run.
-        num_agent_demos_to_save: number of these episodes.
-        save_demos_every: number of unrolls between two times it is written.
+        num_agent_demos_to_save: number of episodes in that dataset.
+        save_demos_every: number of unrolls between two writes of that dataset.
         kwargs: arguments of :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`; its networks are not recurrent.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Parallelized Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning without replay and target networks.
+"""Parallelized Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning without a replay buffer or target network.
 
 Many environments are stepped together. Each unroll is trained on in minibatches for a few epochs, towards
 lambda-returns of the network that acted, and then dropped. Instead of a target network, layer norm
 (``QNetwork.use_layer_norm``) keeps the values bounded; a network without it often diverges.
 
-Differs from the paper: an episode that a time limit ends is bootstrapped from its last observation. Behind a
+Differs from the paper: an episode that a time limit ends is bootstrapped from its last observation. After a
 convolution, the authors' code normalizes the channels of each position (``QNetwork.use_layer_norm = 'channels'``);
 ``True`` normalizes channels and positions together, as CleanRL does.
 """
@@ -107,7 +107,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
         return float(self._rollout_epsilon_greedy())
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Reject a configuration that would train on experience of former networks."""
+        """Reject a configuration that would train on experience of earlier versions of the network."""
         super().check_config(config)
         for argument in ('whole_replay_buffer_training', 'clear_replay_buffer'):
             if not getattr(config, argument):

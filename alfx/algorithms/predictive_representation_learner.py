@@ -11,7 +11,7 @@ Differences from these papers: the decoders define the targets, predictions of a
 the loss of the algorithm that uses the representation also trains it.
 
 The targets come from the replay buffer (:mod:`alfx.algorithms.base.future_steps`), so that only off-policy algorithms
-can use this learner. PPO is one of them: it trains from the replay buffer of its last unroll.
+can use this learner. PPO is one of them: it trains from a replay buffer that holds its latest unroll.
 """
 import functools
 import inspect

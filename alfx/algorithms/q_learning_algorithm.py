@@ -9,8 +9,8 @@ the book, delayed by one step if environments act in parallel. Differences: if s
 action in the same state at once, the table moves to the mean of the separate results; the rollout breaks ties between
 the best actions at random; continuous observations are discretized into a grid.
 
-The algorithm learns the greedy policy, but trains on the latest unroll without a replay buffer, so that for the engine
-it is an on-policy algorithm. The table is a buffer without gradient and optimizer.
+The algorithm learns the greedy policy, but trains on the latest unroll without a replay buffer, so the engine treats it
+as an on-policy algorithm. The table is a buffer without gradient or optimizer.
 :mod:`alfx.algorithms.base.observation_grid` numbers the observations.
 """
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         lr: learning rate in (0, 1], a number or a scheduler.
         discount: discount of future rewards, in [0, 1].
         epsilon_greedy: probability of a uniformly random action in the rollout, a number or a scheduler.
-        epsilon_decay: factor in (0, 1] of ``epsilon_greedy`` after each episode of any environment.
+        epsilon_decay: factor in (0, 1] that multiplies ``epsilon_greedy`` after each episode of any environment.
         epsilon_min: lower bound of the decayed ``epsilon_greedy``.
         grid_size: number of intervals into which the range of each floating point number is divided; one number, or one
             for each in the order of the nest. ``None``: the observation has no floating point numbers.

@@ -97,7 +97,7 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
         """Call the reward function.
 
         Raises:
-            ValueError: the function returns another shape than ``[N]`` or ``[N, K]``, or needs the observation before
+            ValueError: the function does not return the shape ``[N]`` or ``[N, K]``, or needs the observation before
                 the action and ``state`` is empty.
         """
         if self._before_step and not nest.flatten(state):

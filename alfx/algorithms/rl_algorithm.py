@@ -1,4 +1,4 @@
-"""Base class of algorithms that output actions, one of which is the root of a run."""
+"""Base class of algorithms that output actions; the root algorithm of every run is one."""
 import math
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -69,10 +69,10 @@ class RLAlgorithm(Algorithm):
         name: name of this algorithm.
 
     Raises:
-        ValueError: the reward spec has rank 2 or more, or ``reward_weights`` have another size.
+        ValueError: the reward spec has rank 2 or more, or ``reward_weights`` have the wrong size.
     """
 
-    needs_own_rollouts = False  # trains on its latest rollouts only, also where the replay buffer stores them
+    needs_own_rollouts = False  # trains on its latest rollouts only, even if the replay buffer stores them
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  train_state_spec: NestedTensorSpec, reward_spec: TensorSpec = TensorSpec(()),
@@ -151,7 +151,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def rollout_info_spec(self) -> NestedTensorSpec:
-        """Spec of the info of ``rollout_step``; :meth:`finalize` finds it with a call on zeros."""
+        """Spec of the info of ``rollout_step``; :meth:`finalize` determines it by a call on zeros."""
         return self._rollout_info_spec
 
     @property
@@ -200,7 +200,7 @@ class RLAlgorithm(Algorithm):
         """Set the reward weights ``[K]``.
 
         Raises:
-            ValueError: the reward is a scalar or of another size.
+            ValueError: the reward is a scalar or has another size than the weights.
         """
         if self._reward_weights is None or reward_weights.shape != self._reward_weights.shape:
             raise ValueError(f'reward_weights of shape {list(reward_weights.shape)} do not fit the reward spec '
@@ -280,7 +280,7 @@ class RLAlgorithm(Algorithm):
     def _check_statistics(self) -> None:
         if self._env is not None and self.data_transformer is not None and self.data_transformer.fits_offline_data and (
                 not self.has_offline):
-            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "looks at stored data "
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "needs stored data "
                                         "(DatasetRewardScaling, or ObservationNormalizer.update_mode = 'offline'), but "
                                         'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
 
@@ -331,7 +331,7 @@ class RLAlgorithm(Algorithm):
         self._stored_unrolls = StoredUnrolls(settings.interval * length, context_steps, limit)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
-        """Load the datasets of ``TrainerConfig.offline_buffer_dir`` into a replay buffer, one ring each.
+        """Load the datasets of ``TrainerConfig.offline_buffer_dir`` into a replay buffer, each into its own ring.
 
         Args:
             untransformed_observation_spec: spec of the observation before any data transformer.

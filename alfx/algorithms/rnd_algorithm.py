@@ -13,7 +13,8 @@ paper:
 * Rewards are divided by the standard deviation of the rewards, not of the returns; scale them with
   ``Agent.intrinsic_reward_coef``. By default their mean is subtracted too, so that an average reward does not make it
   worthwhile to prolong or end an episode. ``reward_zero_mean = False`` follows the paper.
-* There are no separate values for intrinsic and extrinsic returns, and intrinsic returns end with the episode.
+* Both returns have one value function, unless ``Agent.intrinsic_reward_as_dimension`` is set, and intrinsic returns
+  end with the episode.
 * The statistics of observations start with the first step of the run, without a random policy beforehand.
 """
 from typing import Any

@@ -84,12 +84,12 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         config: configuration, for the root algorithm.
         critic_loss_ctor: creates the loss of the critics, called as ``(debug_summaries=, name=)``; ``None``:
             ``OneStepTDLoss``. The losses of the n critics are summed.
-        target_entropy: target of the entropy in nats, which alpha is adjusted to; higher values explore more. It can be
+        target_entropy: target entropy in nats, which alpha is adjusted to reach; higher values explore more. It can be
             a function of a spec, summed over the nest of actions; ``None``: ``calc_default_target_entropy``. For a
             mixed action also a pair of these (discrete, continuous). Not with ``prior_actor_ctor``.
         prior_actor_ctor: called as ``(observation_spec, action_spec, debug_summaries=)``; creates a prior, whose
             ``train_step`` outputs a nest of distributions. For continuous actions.
-        target_kld_per_dim: target of the KL divergence to the prior, per action dimension, which alpha is adjusted to.
+        target_kld_per_dim: target KL divergence to the prior, per action dimension, which alpha is adjusted to reach.
         initial_log_alpha: initial value of log alpha.
         max_log_alpha: upper bound of log alpha.
         target_update_tau: step size of the target critics at an update, in (0, 1]; smaller values are more stable and
@@ -113,8 +113,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             "Pink noise is all you need"). For (squashed) normal actions.
         critic_batches: ``'apart'`` calls the critics for the trained steps and the target critics for the steps that
             targets bootstrap from. ``'joint'`` calls each of them once for both, which gives both the same batch norm
-            statistics (Bhatt et al. 2024, arXiv:1902.05605). For continuous actions and networks without memory, as
-            are the next two.
+            statistics (Bhatt et al. 2024, arXiv:1902.05605). This and the next two arguments need continuous actions
+            and feed-forward networks.
         use_target_critics: bootstrap from target critics. Otherwise there are none, and targets come from the critics
             themselves; this needs critics with batch norm to be stable.
         policy_update_period: train actor and alpha only in every ``policy_update_period``-th update.
@@ -380,7 +380,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return loss, state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
-        """Return the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Return the critics' values ``[N, n]`` (``[N, n, K]``) of the action taken."""
         action, critics_state = rows.rollout_info.action, state.critic.critics
         if self._parts.type == ActionType.Discrete:
             return self._action_values.at(rows.of(details.q_values), action), state
@@ -403,7 +403,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
     def joint_values(self, trained: Rows, later: Rows, policy: Any) -> tuple[Tensor, Tensor]:
-        """Return the critics of the action taken, and the value of the policy: each network is called for both."""
+        """Return the critics' values of the action taken and the value of the policy, by one call of each network."""
         values, bootstrapped = self._joint_critics((trained.observation, trained.rollout_info.action),
                                                    (later.observation, later.of(policy.action)))
         return values, self._bootstrap_value(bootstrapped)

@@ -5,11 +5,11 @@ critics learn the value of the policy's actions,
 
     Q(s[t], a[t])  ->  r[t+1] + gamma discount[t+1] Q'(s[t+1], a[t+1])
 
-with target critics Q'. Differences from the book: actions are continuous, and the policy follows the gradient of Q by
-the action, either deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and entropy
-regularized as in SAC (Haarnoja et al. 2018, arXiv:1812.05905). The lowest of several critics is used (Fujimoto et al.
-2018, arXiv:1802.09477). On-policy, a[t+1] is the action taken. When training from a replay buffer, it is sampled from
-the current policy, because the action taken belongs to an older policy.
+with target critics Q'. Differences from the book: actions are continuous, and the policy follows the gradient of Q with
+respect to the action, either deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and
+entropy-regularized as in SAC (Haarnoja et al. 2018, arXiv:1812.05905). The lowest of several critics is used (Fujimoto
+et al. 2018, arXiv:1802.09477). On-policy, a[t+1] is the action taken. When training from a replay buffer, it is sampled
+from the current policy, because the action taken belongs to an older policy.
 """
 import math
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         config: configuration, for the root algorithm.
         critic_loss_cls: creates the loss of the critics, called as ``(debug_summaries=, name=)``. The losses of the n
             critics are summed.
-        target_entropy: target of the entropy in nats, which alpha is adjusted to; or a function of a spec, summed over
+        target_entropy: target entropy in nats, which alpha is adjusted to reach; or a function of a spec, summed over
             the nest of actions; ``None``: ``calc_default_target_entropy``.
         epsilon_greedy: in evaluation, the probability of sampling an action (for a deterministic policy, of adding the
             noise of a first step); ``None``: ``config.epsilon_greedy``, or 0 without a config.
@@ -254,13 +254,13 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         return self._actor_loss(rows.observation, action, log_pi, state.critics), state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Return the critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        """Return the critics' values ``[N, n]`` (``[N, n, K]``) of the action taken."""
         critics, critics_state = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics)
         return critics, state._replace(critics=critics_state)
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Return the lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
+        """Return the lowest value of the target critics ``[N]`` (``[N, K]``) for an action of the policy."""
         values, target_state = self._target_critic_networks((rows.observation, rows.of(policy[1])),
                                                             state.target_critics)
         return critic_values.min_q(values, self._reward_weights), state._replace(target_critics=target_state)
@@ -274,7 +274,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             neg_entropy=log_pi.detach() if self._is_stochastic else ())
 
     def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
-        """Return a loss ``[N]`` whose gradient by ``action`` is -dQ/da, plus the gradient of the weighted entropy."""
+        """Return ``alpha log_pi`` plus a loss whose gradient with respect to ``action`` is -dQ/da, ``[N]``."""
         with torch.enable_grad():
             at = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
             values, _ = self._critic_networks((observation, at), state)

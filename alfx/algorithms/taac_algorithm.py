@@ -309,7 +309,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return torch.stack((extended, self._value(observation, taus[1])), -1)
 
     def _value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
-        """Return the lowest critic ``[N]``, weighted over rewards."""
+        """Return the lowest value of the critics ``[N]``, weighted over rewards."""
         critics, _ = self._critic_networks((observation, tau))
         return critic_values.min_weighted_q(critics, self._reward_weights)
 
@@ -335,7 +335,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Apply the current policy after the replayed trajectory ``[B, ...]``, and compute the values of both."""
+        """Choose an action by the current policy, and compute its value and that of the action taken; ``[B, ...]``."""
         return super().train_step(inputs, state, self._with_first_tau(inputs, rollout_info))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -357,12 +357,12 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return self._policy_losses(details), state
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Return the critics ``[N, n]`` (``[N, n, K]``) of the trajectory taken."""
+        """Return the critics' values ``[N, n]`` (``[N, n, K]``) of the trajectory taken."""
         return self._critic_networks((rows.observation, rows.rollout_info.tau))[0], state
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Return the lowest target critic ``[N(, K)]`` of the trajectory of the policy."""
+        """Return the lowest value of the target critics ``[N(, K)]`` for the trajectory of the policy."""
         critics, _ = self._target_critic_networks((rows.observation, rows.of(policy[2])))
         return critic_values.min_q(critics, self._reward_weights), state
 

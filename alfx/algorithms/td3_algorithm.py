@@ -3,7 +3,9 @@
 The algorithm is :mod:`alfx.algorithms.ddpg_algorithm` with the three changes of the paper: targets take the smaller
 value of two critics (section 4.2); the policy and the target networks are updated less often than the critics (section
 5.2); targets are smoothed over actions near the target policy's action (section 5.3). Noise is in units of half the
-range of the actions, which is -1 to 1 in the paper. There are no other differences from the paper.
+range of the actions, which is -1 to 1 in the paper. Other differences from the paper: critics and policy take their
+steps together, from the same parameters, and by default the policy is also trained at the last step of a sequence
+(``train_actor_on_last_step``).
 """
 from collections.abc import Callable
 from functools import partial

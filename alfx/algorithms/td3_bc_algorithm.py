@@ -1,8 +1,8 @@
 """TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860) and ReBRAC (Tarasov et al. 2023, arXiv:2305.09836).
 
-Both keep :mod:`alfx.algorithms.td3_algorithm` near the data with penalties of the squared distance to its actions::
+Both keep :mod:`alfx.algorithms.td3_algorithm` near the data with penalties on the squared distance to its actions::
 
-    policy   minimizes  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2            (eq. 3 and 5 there)
+    policy   minimizes  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2        (Fujimoto, eq. 3 and 5)
     targets  r + gamma (min_i Q'_i(s', a') - critic_penalty |a' - a_data(s')|^2)                  (ReBRAC, eq. 4)
 
 with ``a'`` the smoothed action of the target policy and ``a_data(s')`` the next action in the data. TD3+BC uses only
@@ -26,7 +26,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 @configurable
 class Td3BcAlgorithm(Td3Algorithm):
-    """TD3 with penalties of the distance to the actions of the data; see the module docstring.
+    """TD3 with penalties on the distance to the actions of the data; see the module docstring.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.

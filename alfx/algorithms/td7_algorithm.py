@@ -8,7 +8,7 @@ pair, ``f`` the fixed encoder and ``g`` the fixed target encoder::
     policy   maximizes  mean_i Q_i(s, pi(s, z_f), z_f, p_f)                                         (eq. 9)
 
 Every ``target_update_period`` updates the target networks become copies of the networks, g of f, and f of the encoder;
-``low`` and ``high`` become the least and the largest target so far. The critics' loss is Huber's, and sequences are
+``low`` and ``high`` become the smallest and largest target so far. The critics have the Huber loss, and sequences are
 sampled in proportion to ``max(|error|, 1)^0.4`` without importance weights (LAP, Fujimoto et al. 2020,
 arXiv:2007.06049), see the conf ``td7.gin``.
 
@@ -65,7 +65,7 @@ class Td7Algorithm(Td3Algorithm):
         critic_network_ctor: called as ``(input_tensor_spec=((observation_spec, action_spec), (z_spec, p_spec)))``;
             creates one critic.
         calculate_priority: compute priorities for prioritized replay: ``max(|error|, 1)``, where the error is the
-            largest of all critics and the mean over a sequence. A sequence without targets has priority 0.
+            largest over the critics, averaged over a sequence. A sequence without targets has priority 0.
         critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the critic loss. ``None``: ``OneStepTDLoss``
             with the Huber loss, which ``OneStepTDLoss.td_error_loss_fn`` does not change.
         target_update_period: number of training updates between two copies of all networks. Smaller values learn faster
@@ -207,7 +207,7 @@ class Td7Algorithm(Td3Algorithm):
         return super().policy_loss(_embedded(rows, details), policy, details, state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
-        """Compute the critics ``[N, n]`` of the action taken, and the encoder's prediction p of the next z."""
+        """Compute the critics' values ``[N, n]`` of the action taken, and the encoder's prediction p of the next z."""
         values, state = super().trained_values(_embedded(rows, rows.of(details)), details, state)
         prediction, _ = self._encoder((rows.observation, rows.rollout_info.action))
         return (values, prediction), state

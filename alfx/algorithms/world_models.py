@@ -1,4 +1,4 @@
-"""Models of the environment: they predict next observation, reward and end of the episode.
+"""Models of the environment: they predict the next observation, the reward and the end of the episode.
 
 :class:`LearnsModel` is the base class of algorithms that learn a model from experience; :class:`WorldModel` is a model
 with separate updates. Read next: :mod:`alfx.algorithms.mbrl_algorithm`, which plans with a model, and

@@ -1,11 +1,11 @@
-"""Check a conf file: build everything, train for one iteration and report problems.
+"""Check a conf file: build everything, train until the first update and report problems.
 
 Example:
 
   alfx check sac_pendulum --conf_param 'TrainerConfig.mini_batch_size=128'
 
 Prints the specs along the data flow, the parameters of each optimizer and the memory that the replay buffer will need.
-Then trains for one iteration in a temporary folder and lists unused bindings. The exit code is 0 if the conf is
+Then trains in a temporary folder until the first update and lists unused bindings. The exit code is 0 if the conf is
 correct, 1 if a binding of the conf or of --conf_param is unused, and 2 if the conf has errors. Unused bindings of
 included confs are only noted, because the conf may override what would use them.
 """

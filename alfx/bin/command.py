@@ -108,9 +108,9 @@ class _Output(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Make output possible whatever the standard streams are.
+    """Make output work in any state of the standard streams.
 
-    Streams that are closed lead to ``os.devnull``, a program continues after its reader has closed the pipe, and
+    Closed streams are replaced by ``os.devnull``, a program continues after its reader has closed the pipe, and
     characters that the encoding does not have are escaped.
     """
     for descriptor, name in enumerate(('stdin', 'stdout', 'stderr')):

@@ -1,4 +1,4 @@
-"""Compare runs: returns, speed, differences between their confs, and paired differences over equal seeds.
+"""Compare runs: returns, speed, differences between their confs, and paired differences over the same seeds.
 
 Examples:
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     column = comparing.score_column(runs)
     for i, difference in enumerate(comparing.paired_differences(runs, column)):
         if i == 0:
-            print(f'\n{column}: mean difference from {difference.baseline!r} over equal seeds (95% interval):')
+            print(f'\n{column}: mean difference from {difference.baseline!r} over the same seeds (95% interval):')
         margin = 'one pair' if difference.num_pairs == 1 else \
             f'+- {difference.margin:.4g}, {difference.num_pairs} pairs'
         unclear = ': no clear difference' if abs(difference.mean) <= difference.margin else ''

@@ -6,8 +6,8 @@ Examples:
   eval "$(alfx completion zsh)"
   alfx completion fish > ~/.config/fish/completions/alfx.fish
 
-Add the line for bash or zsh to ~/.bashrc or ~/.zshrc. Completed are also the values of flags, the names for alfx help,
-and bindings such as TrainerConfig.num_env_steps, as arguments and after --conf_param.
+Add the line for bash or zsh to ~/.bashrc or ~/.zshrc. The script also completes the values of flags, the names for
+alfx help, and bindings such as TrainerConfig.num_env_steps, as arguments and after --conf_param.
 """
 import argparse
 import glob
@@ -52,7 +52,7 @@ def completions(words: Sequence[str]) -> list[str]:
     else:
         parser = importlib.import_module(f'alfx.bin.{before[0]}').PARSER
         shown = {f'--{action.dest}': action for action in parser._actions if action.help != argparse.SUPPRESS}
-        if before[-1] == '=' or word == '=':  # bash makes it a word
+        if before[-1] == '=' or word == '=':  # bash splits off '=' as a word
             before, word = [*before, ''][:-2 if before[-1] == '=' else -1], word.removeprefix('=')
         flag, equals, value = word.partition('=') if word.startswith('-') else ('', '', word)
         name = '--' + (flag or before[-1]).lstrip('-').replace('-', '_')

@@ -29,8 +29,8 @@ def main() -> int:
         raise alfx.gin_utils.ConfError(f'expected one Python conf, found {len(given)}',
                                        'alfx convert X_conf.py > X.gin')
     if not given[0].endswith('.py'):
-        raise alfx.gin_utils.ConfError(f'{given[0]} is not a Python conf', 'docs/coming_from_other_libraries.md shows '
-                                       'the settings of alfx for those of other libraries')
+        raise alfx.gin_utils.ConfError(f'{given[0]} is not a Python conf', 'docs/coming_from_other_libraries.md maps '
+                                       'settings of other libraries to those of alfx')
     print(f'# executing the Python code of {given[0]}', file=sys.stderr)
     found = python_to_gin.convert(given[0], [*FLAGS.conf_param, *FLAGS.gin_param])
     sys.stdout.write(found.text)

@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
                 ``'mode greedy|sampled'`` for the only valid values, ``'set KEY=VALUE...'`` for a repeatable flag.
             text: description; '' hides the flag.
             kind: function that returns the value for its text, or raises an ``argparse.ArgumentTypeError``.
-            default: value if the flag is not given; of a repeatable flag an empty list, of a flag without value False.
+            default: value if the flag is not given; None means an empty list if repeatable, False without a value.
         """
         name, _, value = flag.partition(' ')
         repeats, default = value.endswith('...'), default if value else bool(default)

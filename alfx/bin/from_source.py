@@ -1,8 +1,8 @@
 """Definitions of alfx, executed one by one from the source code, without importing alfx or the packages that it needs.
 
-:class:`Module` executes a class or function of a module, and what its definition refers to, when the name is looked up.
-Of classes only fields and constructors are executed. Names of other packages stand for empty classes (:class:`Other`),
-so a description made from it takes a tenth of a second where the imports take seconds.
+:class:`Module` executes a class or function, and everything that its definition refers to, when its name is looked up.
+Only the fields and constructors of classes are executed. Names from other packages are replaced by empty classes
+(:class:`Other`), so describing a class or function takes a tenth of a second, while the imports would take seconds.
 """
 import abc
 import ast
@@ -42,7 +42,7 @@ def describe(selector: str, module: str, name: str) -> Any:
     target = load(module)[name]
     constructor_of = load('alfx.gin_utils.registry')['construction_function']
     if inspect.isclass(target) and constructor_of(target)[1] is Other.__init__:
-        raise LookupError(f'the constructor of {name} is that of another package')
+        raise LookupError(f'{name} inherits the constructor of a class of another package')
     step_function = target if 'is_step_function' in vars(target) else None
     found = SimpleNamespace(selector=selector, wrapped=target, allowlist=None, denylist=None)
     described = load('alfx.gin_utils.describe')['description_of'](found, step_function)
@@ -53,7 +53,7 @@ def describe(selector: str, module: str, name: str) -> Any:
 
 
 class _Kind(abc.ABCMeta):
-    """Class of :class:`Other`."""
+    """Metaclass of :class:`Other`."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith('__'):

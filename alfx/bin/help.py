@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line for each entry, with the first sentence of its docstring, after the docstring of a single module."""
+    """Yield the first sentence of each entry as a line; if all are in one module, its docstring comes first."""
     module, is_single = '', len({entry.module for entry in listed}) == 1
     for entry in listed:
         if entry.module != module:
@@ -135,7 +135,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         name, found = owner, matching(owner, known)
     else:
         argument = ''
-    description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # that of torch
+    description = described(found[0]) if len(found) == 1 and name != 'softsign' else None  # softsign is torch's
     if description is None:
         from alfx import gin_utils
         for entry in found:
@@ -149,7 +149,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
-            with contextlib.suppress(gin_utils.ConfError):  # a binding of an own class
+            with contextlib.suppress(gin_utils.ConfError):  # a binding of a class of the user
                 return _lines_of_argument(owner, name.rpartition('.')[2], gin_utils.describe(owner))
             names = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})
@@ -162,7 +162,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             unknown = not (meant or shown or vars(flags.FLAGS).get('module'))
             own = unknown and 'for a class of your own, also write --module your_module'
             return [message, *(f'  {text}' for text in (meant, shown, own) if text)]
-    # A conf may not write a name that several modules define, such as load.
+    # A conf cannot use a name that several modules define, such as load.
     shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
     if argument:
         return _lines_of_argument(shortest, argument, description)

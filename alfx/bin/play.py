@@ -19,7 +19,7 @@ PARSER.add('sleep_time_per_step X', 'seconds to wait after each step in a window
 PARSER.add('last_step_repeats N', 'number of times to repeat the last frame of each episode in the video',
            number(int, 0), 0)
 PARSER.add('append_blank_frames N', 'number of black frames after each episode in the video', number(int, 0), 0)
-PARSER.add('max_frames N', 'length at which the video ends', number(int, 1), 20_000)
+PARSER.add('max_frames N', 'maximum number of frames of the video', number(int, 1), 20_000)
 PARSER.add('render', 'show the environment; --norender only prints the episodes', default=True)
 policy_flags.define_policy_flags(PARSER, "; 'all' plays all checkpoints in turn and records a video NAME-N of each")
 

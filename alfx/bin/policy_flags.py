@@ -1,4 +1,4 @@
-"""Flags and loading shared by the programs that use a trained policy, and the logging of all programs."""
+"""Flags and loading code shared by the programs that use a trained policy, and the logging of all programs."""
 import logging
 import logging.handlers
 import os
@@ -56,7 +56,7 @@ def reference_returns() -> tuple[float, float] | None:
     """Return the two numbers of ``--reference_returns``, or None if it is not given.
 
     Raises:
-        ConfError: the flag has not two numbers, or the second is not larger than the first.
+        ConfError: the flag does not have two numbers, or the second is not larger than the first.
     """
     given = FLAGS.reference_returns
     if given is None:

@@ -30,16 +30,16 @@ def apply_seed() -> None:
 
 
 def train(root_dir: str) -> int:
-    """Train the current command line with each seed of ``--seeds``, and print the mean return with its interval.
+    """Run the current command line with each seed of ``--seeds``, and print the mean return with its interval.
 
     Args:
-        root_dir: folder of the run folders.
+        root_dir: folder that contains the run folders.
 
     Returns:
         The exit code: 0 if all runs are complete, otherwise the code of a run that failed or was stopped.
 
     Raises:
-        ConfError: the seeds are not different numbers, or other flags contradict ``--seeds``.
+        ConfError: the seeds are not distinct numbers, or other flags contradict ``--seeds``.
     """
     seeds = _seeds()
     os.makedirs(os.path.join(root_dir, 'logs'), exist_ok=True)

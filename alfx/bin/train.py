@@ -111,7 +111,7 @@ def _print_end(trainer: Any, root_dir: str) -> None:
         log.handlers.clear()
     print(f'\n{done}')
     arguments: dict[str, tuple[str, ...]] = {'train more': ('train', root_dir, trainer.doubled_length())}
-    if kept := trainer.last_scheduled_values():  # a longer run would set them back; a fork can keep them
+    if kept := trainer.last_scheduled_values():  # a longer run would move schedules back; a fork can keep the values
         arguments['train more'] = ('fork', root_dir, trainer.doubled_length(),
                                    *(f'{name}={value:.4g}' for name, value in kept.items()))
     if trainer.algorithm.environment is not None:

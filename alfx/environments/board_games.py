@@ -36,7 +36,7 @@ class Rules:
         gravity: let stones fall towards row ``rows - 1``.
 
     Raises:
-        ValueError: no k stones in a row fit on the board.
+        ValueError: the board is too small for k stones in a row.
     """
 
     def __init__(self, rows: int = 3, columns: int = 3, in_a_row: int = 3, gravity: bool = False):
@@ -172,7 +172,7 @@ class SearchOpponent:
     """Opponent that runs a tree search with the rules alone and plays the most visited action.
 
     Args:
-        num_simulations: simulations of each search; more of them play better.
+        num_simulations: number of simulations of each search; more give stronger play.
     """
 
     def __init__(self, num_simulations: int = 200):

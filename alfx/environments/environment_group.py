@@ -94,7 +94,7 @@ class EnvironmentGroup:
             in a step yields its last known observation, reward 0 and a truncation, then a reset of the new environment.
         info_keys: keys of the info dicts that are kept; ``None``: all.
         expected: spaces that all environments must have; ``None``: the spaces of the first.
-        owns_process: seed the random number generators of the process, which no one else uses, with the environments.
+        owns_process: also seed the global random generators of the process, which nothing else may use.
 
     Attributes:
         envs: the environments.
@@ -235,7 +235,7 @@ class EnvironmentGroup:
                 warn_once(self._first + i, self.name, f'{where} {found}', INFINITE)
 
     def _check_values(self, i: int, observation: Any) -> None:
-        """Raise ``EnvironmentStepError`` if an observation would be another one in the dtype of its space.
+        """Raise ``EnvironmentStepError`` if the dtype of its space would change an observation.
 
         Numbers outside the bounds of a floating point space are only logged, because they are stored as they are.
         """
@@ -474,10 +474,10 @@ class EnvironmentGroup:
         return values
 
     def render_first(self) -> Any:
-        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the error if there is none; it ends no process."""
+        """Return the frame of environment 0, uint8 ``[H, W, 3]``, or the error, not raised, if there is none."""
         try:
             return as_frame(self.envs[0].render())
-        except Exception as error:  # noqa: BLE001 (a frame is not worth the run)
+        except Exception as error:  # noqa: BLE001 (a failed frame must not end the run)
             reason = str(error) if isinstance(error, UnsupportedOperationError) else f'{type(error).__name__}: {error}'
             return UnsupportedOperationError(reason)
 

@@ -119,7 +119,7 @@ class NormalizedAction(ContinuousActionMapping):
 class NonEpisodicEnv(gymnasium.Wrapper):
     """Ignores all ends of episodes, terminations and truncations.
 
-    The environment must allow steps after its own end of an episode.
+    The environment must allow further steps after it has ended an episode.
 
     Args:
         env: the environment.

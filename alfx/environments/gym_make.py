@@ -85,7 +85,7 @@ def accepts_render_mode(function: Callable[..., Any]) -> bool:
 
 
 def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: str) -> gymnasium.Env:
-    """Create an environment that can be rendered or, if only that fails, one that cannot: it can still be trained in.
+    """Create an environment that can be rendered or, if only that fails, one without rendering for training.
 
     Args:
         make: constructor, called with ``render_mode`` and then without arguments.
@@ -120,7 +120,7 @@ def make_native(environment_name: str, batch_size: int, max_episode_steps: int |
         raise EnvironmentLoadError(f'{spec.id} has no natively batched implementation: leave out native=True')
     arguments = dict(env_args or {})
     if max_episode_steps is not None:
-        arguments['max_episode_steps'] = max_episode_steps or 2**31 - 1  # 0 would end each step's episode
+        arguments['max_episode_steps'] = max_episode_steps or 2**31 - 1  # 0 would end the episode at each step
     with _translated_errors(environment_name, spec):
         return gymnasium.make_vec(spec, num_envs=batch_size, vectorization_mode='vector_entry_point', **arguments)
 
@@ -202,7 +202,7 @@ def _import_plugin(package: str, name: str) -> None:
 
 
 def _import_if_there(package: str) -> None:
-    """Import a package if it is installed, without what it prints about environments that may not be used."""
+    """Import a package if it is installed, hiding its messages about environments that may not be used."""
     unread = io.StringIO()
     try:
         with redirect_stdout(unread), redirect_stderr(unread):

@@ -144,7 +144,7 @@ class ImageChannelFirst(BaseObservationWrapper):
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         image = np.asarray(observation)
-        return image.transpose(2, 0, 1) if image.ndim == 3 else image  # the check of shapes names the field
+        return image.transpose(2, 0, 1) if image.ndim == 3 else image  # the later shape check names the field
 
 
 @configurable
@@ -371,7 +371,7 @@ class FrameFlip(_EpisodicAugmentation):
 
 @configurable
 class FrameGrayScale(BaseObservationWrapper):
-    """Converts RGB images ``(H, W, 3)``, uint8, to their luma ``(H, W, 1)`` (ITU-R BT.601, in the integers of opencv).
+    """Converts RGB images ``(H, W, 3)``, uint8, to their luma ``(H, W, 1)`` (ITU-R BT.601, rounded as in opencv).
 
     Args:
         env: the environment.
@@ -418,7 +418,7 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
     """DeepMind's preprocessing of Atari games.
 
     The protocol is that of Mnih et al. 2015 (Methods) and Machado et al. 2018 (arXiv:1709.06009, table 5).
-    Each action is repeated; the last two frames are combined by their maximum, converted to gray and resized. An
+    Each action is repeated; the pixelwise maximum of the last two frames is converted to gray and resized. An
     episode begins with a random number of no-ops, and with FIRE in games that wait for it: for one frame, or with
     sticky actions for so many frames that the game sees it with a probability above 99.99%. This wrapper neither clips
     rewards nor ends episodes when a life is lost: see ``data_transformer.RewardClipping`` and
@@ -509,7 +509,7 @@ class ActionMaskFromInfo(gymnasium.Wrapper):
 
     Raises:
         EnvironmentLoadError: the action is not Discrete.
-        ValueError: later: an info has no such mask.
+        ValueError: from ``reset`` and ``step``: an info has no such mask.
     """
 
     _FIELD = 'valid_action_mask'

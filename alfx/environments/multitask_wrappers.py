@@ -115,7 +115,7 @@ class MultitaskWrapper(_MultiEnvironment):
 
     The action is ``{'task_id': [1], 'action': ...}``. ``task_id`` is used at LAST only, where it chooses the task of
     the next episode; ``action`` is used everywhere else. ``env_info`` contains the active 'task_id'. For a larger
-    batch, join several of these by :class:`BatchEnvironmentWrapper`.
+    batch, join several of these with :class:`BatchEnvironmentWrapper`.
 
     Args:
         envs: one environment for each task, of batch size 1, with equal specs.
@@ -128,7 +128,7 @@ class MultitaskWrapper(_MultiEnvironment):
         if len(task_names) != len(envs) or any(env.batch_size != 1 for env in envs):
             raise EnvironmentLoadError('MultitaskWrapper: expected one name for each environment of batch size 1, '
                                        f'found {len(task_names)} names and batch sizes '
-                                       f'{[env.batch_size for env in envs]}; join several MultitaskWrappers by '
+                                       f'{[env.batch_size for env in envs]}; join several MultitaskWrappers with '
                                        'BatchEnvironmentWrapper for a larger batch')
         inner = envs[0].env_info_spec()
         if inner != () and not isinstance(inner, dict):
@@ -262,7 +262,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
         self._generator = np.random.default_rng(batch_seed(seed, 2))
 
     def task_probabilities(self) -> np.ndarray:
-        """Return the probability of each task to be chosen next, ``[num_tasks]``."""
+        """Return the probability that each task is chosen next, ``[num_tasks]``."""
         progress = np.maximum(self._current_score - self._past_score, 0)
         favor = 1 + (self._favor - 1) * min(1.0, self._counts.sum() / self._warmup)
         weights = 1 + (favor - 1) * progress / max(progress.max(), 1e-30)

@@ -33,7 +33,7 @@ class RandomAlfEnvironment(SpecifiedEnvironment):
         batch_size: B; ``None``: 1.
         seed: seed of the first episodes; see :meth:`seed`.
         render_size: shape of the image that :meth:`render` returns.
-        min_duration: number of steps of an episode in which it does not end.
+        min_duration: number of steps at the start of an episode in which it cannot end.
         max_duration: number of steps after which an episode ends; ``None``: unlimited.
 
     Raises:

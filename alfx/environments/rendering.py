@@ -46,7 +46,7 @@ def as_frame(image: Any) -> np.ndarray:
 
     Args:
         image: gray, with one, three or four channels, first or last; integers or bools, or floats in [0, 1] or
-            [0, 255]. The last of several images, such as those since the last call.
+            [0, 255]. Of several images, such as those since the last call, the last.
 
     Raises:
         UnsupportedOperationError: anything else.
@@ -73,7 +73,7 @@ def as_frame(image: Any) -> np.ndarray:
 
 
 def fitted(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return ``frame`` in another size, which a video cannot change: scaled down if it is larger, padded with black."""
+    """Return ``frame`` in the fixed size of a video: scaled down if it is larger, padded with black."""
     if frame.shape[:2] == (height, width):
         return frame
     scale = max(frame.shape[0] / height, frame.shape[1] / width, 1.0)

@@ -8,7 +8,7 @@ with two methods::
     def set_state(self, state):   # continue exactly from a result of get_state()
 
 or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D), :func:`capture` returns ``None``.
-State outside of the environment's attributes (a simulator known by a number, class attributes) is not found here:
+State outside of the environment's attributes (a simulator behind a handle, class attributes) is not found here:
 :mod:`alfx.environments.state_check` finds out whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
@@ -40,7 +40,7 @@ _MAX_MODEL_ARRAY_BYTES = 2**16
 _log = logging.getLogger(__name__)
 
 _LAYER = (gymnasium.Env, VectorEnv)
-# Environments whose attributes hold all their state, as the tests of this package check.
+# Packages of environments whose attributes hold all their state, as the tests of alfx check.
 _KNOWN = frozenset({'gymnasium', 'alfx', 'ale_py', 'minigrid', 'mujoco', 'numpy', 'pygame'}) | sys.stdlib_module_names
 # Attributes that belong to the process or to a window, not to the episode. Decided by type: any name may hold a state.
 _SKIPPED_TYPES = (types.BuiltinFunctionType, types.ModuleType, EnvSpec)
@@ -163,7 +163,7 @@ def _layers(env: Any) -> list[Any]:
     layers = [env]
     for layer in layers:  # grows
         values = vars(layer).values()
-        if _saves_itself(layer):  # its own environments are its own business, unless it is a wrapper
+        if _saves_itself(layer):  # it also saves the environments inside it, unless it is a wrapper
             values = [getattr(layer, 'env', None)]
         for value in values:
             several = type(value) in (list, tuple) and value and isinstance(value[0], _LAYER)

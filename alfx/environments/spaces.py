@@ -1,6 +1,6 @@
 """Conversion of gymnasium spaces to tensor specs, and of batches of their samples to and from nests of tensors.
 
-Supported are Box, Discrete (any ``start``), MultiDiscrete, MultiBinary, and any nesting of these in Dict and Tuple.
+Box, Discrete (any ``start``), MultiDiscrete, MultiBinary and any nesting of these in Dict and Tuple are supported.
 Other spaces raise an error that contains their path in the nest.
 """
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Verification of saved states of environments: restore one in another process, repeat recorded actions, and compare.
 
-A pickle contains the attributes of an environment, but not what exists only in this process: a simulator known by a
-number, an address, a class attribute, a file that is deleted at the end. :class:`Recorder` records one environment
+A pickle contains the attributes of an environment, but not what exists only in this process: a simulator behind a
+handle, an address, a class attribute, a file that is deleted at the end. :class:`Recorder` records one environment
 during the run. :func:`replay` restores the recorded state in another process and repeats the actions. Results have to
 be equal bit for bit. :mod:`alfx.trainers.environment_state` decides when to do this and what follows.
 """

@@ -116,7 +116,7 @@ def described_outside(space: spaces.Space, value: Any) -> str:
 
 
 def check_values(observation: Any, space: spaces.Space, during: str, name: str) -> None:
-    """Check that a batch of observations, as the environments returned it, is the same in the dtype of their space.
+    """Check that the dtype of their space does not change a batch of observations returned by the environments.
 
     Raises:
         EnvironmentStepError: it is not; the message has the first value that ``space`` does not allow.

@@ -99,7 +99,7 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
 
 @functools.cache
 def log_sticky_actions(name: str, probability: float) -> None:
-    """Log, once for each game, whether its actions stick: results with and without cannot be compared."""
+    """Log, once for each game, whether its actions are sticky: results with and without cannot be compared."""
     _log.info('%s: %s', name, f'actions stick with probability {probability:g}' if probability else
               'actions do not stick')
 
@@ -110,7 +110,7 @@ def _warn_of_statistics(env: Any) -> None:
         for cls in type(env).__mro__:
             if transformer := _TRANSFORMERS.get(cls.__name__):
                 _log.warning('%s has statistics that are not saved with the policy: evaluation and play start with '
-                             'other ones; use TrainerConfig.data_transformer_ctor = @%s instead', cls.__name__,
+                             'different ones; use TrainerConfig.data_transformer_ctor = @%s instead', cls.__name__,
                              transformer)
         env = env.env
 

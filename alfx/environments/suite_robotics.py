@@ -48,7 +48,7 @@ class SuccessAtEnd(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, {**info, 'success': success}
 
     def _is_last(self, is_over: bool) -> bool:
-        """Return whether a step, which the environment ends or not, is the last one of an episode."""
+        """Return whether a step is the last of its episode, given whether the environment ended the episode."""
         return is_over
 
 

@@ -1,4 +1,4 @@
-"""Small environments that each demonstrate one property, with the names and arguments that confs use."""
+"""Small environments that each demonstrate one property; names and arguments are those of ALF's suite_simple."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -14,7 +14,7 @@
 - ``python_confs``, ``python_to_gin``: Python confs of the Agent Learning Framework, executed and written as gin files;
 - ``trust``: restrictions on untrusted confs;
 - ``operative``: the bindings that were used; ``run_folder``: the conf files in a run folder;
-- ``describe``: descriptions of configurables and of loaded confs for people.
+- ``describe``: human-readable descriptions of configurables and of loaded confs.
 """
 
 from alfx.gin_utils.value_checks import (Count, Fraction, NonNegative, Positive, Range, StepLimit, check_value,

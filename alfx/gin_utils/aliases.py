@@ -11,7 +11,7 @@ _NETWORK_CLASS = ('write {0}_ctor, or {0}_cls if the algorithm has that paramete
 _PACKAGE = ("load tasks of other packages by the id that they register with gymnasium: create_environment.env_load_fn "
             "= @suite_gym.load, create_environment.env_name = 'package:Id'")
 _FLOW = ('write @ActorDistributionNetwork and ActorDistributionNetwork.continuous_projection_net_ctor = '
-         '@MixtureProjectionNetwork for a policy of several modes, or @NormalProjectionNetwork and '
+         '@MixtureProjectionNetwork for a multimodal policy, or @NormalProjectionNetwork and '
          'NormalProjectionNetwork.scale_distribution = True for a squashed one')
 _ENSEMBLE = 'layers that share weights within an ensemble are not available: write {}, whose members share no weights'
 
@@ -31,7 +31,7 @@ INSTEAD = {
     'LatentActorDistributionNetwork': _FLOW,
     'RealNVPNetwork': _FLOW,
     'SummarizeGradient': 'remove the layer and write TrainerConfig.summarize_grads_and_vars = True',
-    'PeriodicReset': 'remove it: parameters are never reset during a run',
+    'PeriodicReset': 'write TrainerConfig.callbacks = (@ResetNetworks(), ), and ResetNetworks.at_env_steps',
     # transformations of experience
     'cast_transformer': 'write @Cast() as input preprocessor of each network, for example '
                         'ActorDistributionNetwork.input_preprocessors = @Cast()',
@@ -67,8 +67,8 @@ INSTEAD = {
     '*.use_parallel_network': 'remove it: the networks of an ensemble are batched automatically where possible',
     'make_ddp_performer': 'remove it: gradients are averaged over processes without DistributedDataParallel',
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
-    'BestEvalChecker': 'remove it with its parameter: keep TrainerConfig.num_checkpoints checkpoints and compare them '
-                       'with alfx evaluate',
+    'BestEvalChecker': 'remove it with its parameter, and write TrainerConfig.callbacks = (@KeepBestCheckpoint(), ), '
+                       'which needs TrainerConfig.evaluate = True',
     'TrainerConfig.device': 'remove it: choose the device on the command line, with --device=cuda',
     # environments
     '*.sparse_reward': 'write a wrapper that adds 1 to the reward and ends the episode at the goal, in '

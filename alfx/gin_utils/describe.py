@@ -1,4 +1,4 @@
-"""Descriptions for people: the parameters of a configurable, and the bindings of a conf."""
+"""Human-readable descriptions of the parameters of a configurable and of the bindings of a conf."""
 import inspect
 import os
 import re
@@ -23,8 +23,8 @@ class Description(NamedTuple):
         name: last part of the complete name.
         parameters: parameters that a conf can bind, in order, by name.
         docstring: docstring of the class and its constructor, or of the function.
-        meanings: name of the class or function that explains an argument, '' for the described one itself, and the
-            meaning, by argument.
+        meanings: by argument, its meaning, preceded by the name of the class or function that explains it, or by ''
+            if that is the described one itself.
     """
     selector: str
     name: str

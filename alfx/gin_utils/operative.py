@@ -71,7 +71,7 @@ def is_generated(file: str) -> bool:
 
 
 def confs_without_effect(unused: Sequence[locations.Binding]) -> list[str]:
-    """Return a line for each conf of alfx that is included in vain: another conf replaces what it selects."""
+    """Return a line for each conf of alfx that is included without effect: another conf replaces what it selects."""
     keys = {binding.key for binding in unused}
     used = {binding.file for binding in locations.bindings() if binding.key not in keys}
     return [f'{os.path.basename(file)} has no effect: later bindings select something else'

@@ -117,7 +117,7 @@ class _Call(Reference):
 class _Parser(config_parser.ConfigParser):
     """gin's parser, which also reads ``@Name(argument=value)`` and ``functools.partial(@name, argument=value)``.
 
-    ALF's version of gin reads these, too. They are short for a separate scope with these bindings. An argument without
+    ALF's version of gin reads these, too. They abbreviate a separate scope with these bindings. An argument without
     a name has its index, '0', as its name. References to ``torch`` and ``alfx`` may lack the ``@``.
     """
 
@@ -204,7 +204,7 @@ class Reader:
         sources: files that were read.
         problems: missing files and syntax errors.
         included_by: for each file, the files that include it, directly or not.
-        odd_characters: for each location, hints about characters that only look like those of a conf.
+        odd_characters: for each location, hints about invalid characters that look like valid ones.
     """
 
     def __init__(self, unsaved: Optional[Mapping[str, str]] = None) -> None:
@@ -369,7 +369,7 @@ def folders_of_includes(including: str = '') -> list[str]:
 def find_included(name: str, including: str = '') -> Optional[str]:
     """Return the path of an included file, or ``None`` if it does not exist.
 
-    A file that includes its own name means another one of that name.
+    If a file includes its own name, another file of that name is meant.
 
     Args:
         name: name or path, as written in the conf.

@@ -344,7 +344,7 @@ class Record:
         return False
 
     def _continue_after(self, statement: ast.stmt, names: dict[str, Any]) -> None:
-        """Make the names unknown that a failed statement assigns; bind the arguments of ``alf.config`` one by one."""
+        """Mark names that a failed statement assigns as unknown; bind the arguments of ``alf.config`` one by one."""
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ('alf.config', 'config'):
             names['__unknown__'] = self.unknown

@@ -15,7 +15,7 @@ from alfx.gin_utils.conf_error import ConfError
 
 _log = logging.getLogger(__name__)
 
-_HINT = 'pass a number, a text, None, a function or class that a conf can name, or lists, tuples and dicts of these'
+_HINT = 'pass a number, a string, None, a function or class that a conf can name, or lists, tuples and dicts of these'
 gin.constant('alfx.infinity', float('inf'))
 gin.constant('alfx.minus_infinity', float('-inf'))
 
@@ -33,7 +33,7 @@ def binding_lines(params: Mapping[str, Any], main_module: str | None = None) -> 
 
     Args:
         params: ``{'scope/Name.argument': value}``. Numbers and arrays of numpy become Python numbers and lists, paths
-            become text, functions and classes become references, as do texts like '@Name' and '@Name()'.
+            become strings, functions and classes become references, as do strings like '@Name' and '@Name()'.
         main_module: module as which another process can import the running program; None if it cannot. Functions of
             the program then belong to ``__main__``, and only this program can load the run.
 

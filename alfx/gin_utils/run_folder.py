@@ -63,7 +63,7 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
-        resumes = has_checkpoint(root_dir)  # then only modules are missing that the conf did not import before
+        resumes = has_checkpoint(root_dir)  # then only modules that the conf did not import before are missing
         new = [module for module in conf.modules if module.name not in taken
                and not (resumes and os.path.exists(os.path.join(folder, module.name)))]
         for module in new:

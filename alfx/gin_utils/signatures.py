@@ -26,7 +26,7 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
     The decorated function has one signature of all arguments, with defaults and annotations, for Python, for conf files
     and for readers. An argument of both keeps the position in the parent, and the parent's default and annotation
     unless the child specifies its own. The decorated function is called with every argument by name, so the defaults
-    shown are the defaults used. A class inherits the bindings of a conf from its base classes, a function does not.
+    shown are the defaults used. A class inherits the bindings of a conf from its base classes; a function does not.
 
     Args:
         parent: class or function whose arguments are forwarded.

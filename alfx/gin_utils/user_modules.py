@@ -1,6 +1,6 @@
 """Modules of the user that a conf imports: found next to the conf, and copied into the run folder.
 
-A module lies next to the conf or in the working directory. Copied into the ``conf`` folder of the run are its file (for
+A module lies next to the conf or in the working directory. The ``conf`` folder of the run gets copies of its file (for
 a package all its files), the files of modules that it imports from the same folder, and the files and folders next to
 it that the text of these files names in quotes. A resumed run searches that folder first. As long as the originals are
 unchanged it uses them instead, because a module may read files that its text does not name.

@@ -33,7 +33,7 @@ def check_consistent(dataset: Dataset) -> None:
     total, count = int(lengths.sum()), len(lengths)
     arrays = [('reward', episodes.reward, total, 'actions'), ('discount', episodes.discount, total, 'actions')]
     arrays += [(_name('action', path), x, total, 'actions') for path, x in episodes.action.items()]
-    arrays += [(_name('observation', path), x, total + count, 'actions and one more observation an episode')
+    arrays += [(_name('observation', path), x, total + count, 'actions and one more observation per episode')
                for path, x in episodes.observation.items()]
     for what, array, rows, unit in arrays:
         if not array.ndim or len(array) != rows:

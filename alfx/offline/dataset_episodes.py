@@ -2,7 +2,7 @@
 
 An episode of T actions has T + 1 observations. The reward and the discount of arriving at an observation, and the
 action that led there, belong to the step of that observation. The action taken there belongs to the same step. Only
-this module shifts the two against each other::
+this module shifts the two relative to each other::
 
     observation      o[0]   o[1]   ...  o[T-1]  o[T]
     action taken     a[0]   a[1]   ...  a[T-1]  none

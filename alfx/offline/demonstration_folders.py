@@ -37,7 +37,7 @@ class DemonstrationFolders:
         source: folder that is searched for new datasets at each unroll; ``None``: none.
         target: dataset to write; ``None``: none.
         num_saved: number of episodes in it.
-        save_every: number of unrolls between two times it is written.
+        save_every: number of unrolls between two writes of ``target``.
     """
 
     def __init__(self, owner: str, source: str | None, target: str | None, num_saved: int, save_every: int):
@@ -89,7 +89,7 @@ class DemonstrationFolders:
         return found
 
     def save_best(self, pools: Pools, env: Any) -> None:
-        """Write the best collected episodes of the pool with reward, if it is time to and they are new ones."""
+        """Write the best collected episodes of the pool with reward, if a write is due and they have changed."""
         self._count += 1
         ranks = context.get_ranks()
         if self._target is None or self._count % self._save_every or ranks is not None and ranks.rank:

@@ -2,7 +2,7 @@
 
 Its episodes have T + 1 observations and T actions, like those of alfx. Its actions are in the units of the gymnasium
 environment; if the environment of a run uses actions in [-1, 1], they are rescaled by the bounds of the action space.
-Parts of text are left out. Images ``(H, W, C)`` are transposed if the environment of a run transposes them.
+Text observations are left out. Images ``(H, W, C)`` are transposed if the environment of a run transposes them.
 """
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Comparison of runs: returns, speed, conf differences, and paired differences over equal seeds."""
+"""Comparison of runs: returns, speed, conf differences, and paired differences over the same seeds."""
 import contextlib
 import os
 import re
@@ -194,7 +194,7 @@ class Difference(NamedTuple):
 
 
 def paired_differences(runs: Sequence[dict[str, Any]], column: str) -> list[Difference]:
-    """Compare each conf with the first conf, over equal seeds.
+    """Compare each conf with the first conf, over the same seeds.
 
     Args:
         runs: results of :func:`read_run`.

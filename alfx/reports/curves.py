@@ -1,8 +1,8 @@
 """Learning curves of runs: read from run folders, group by conf, average over seeds and plot.
 
 A curve is read from ``progress.csv``, or from the TensorBoard event files of a run without this file. Runs that differ
-only in their seed and folder form a group. The band around the curve of a group is its 95% interval
-(Student's t).
+only in their seed and folder form a group. The curve of a group is the interquartile mean
+of its runs, and the band around it the 95% bootstrap interval.
 """
 import ast
 import contextlib

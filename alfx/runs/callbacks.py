@@ -115,7 +115,7 @@ class Callback:
     settings_may_change = True  # when a stored run is resumed
 
     def on_training_start(self, run: TrainingRun) -> None:
-        """Called before the first iteration, also of a resumed run, after :meth:`load_state_dict`.
+        """Called before the first iteration, also when a run is resumed, after :meth:`load_state_dict`.
 
         An object that is used in several runs resets its state here if ``run.iteration`` is 0.
         """

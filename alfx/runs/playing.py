@@ -119,7 +119,7 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
         render: whether to open a window if no video is recorded.
         ignored_parameter_prefixes: see :func:`load_for_play`.
         report: called with a line about each episode.
-        max_frames: length at which the video ends, with a warning.
+        max_frames: maximum number of frames of the video; a warning is logged when it is reached.
 
     Returns:
         The result of the evaluation.

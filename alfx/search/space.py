@@ -62,7 +62,7 @@ class Range:
         """Return all values in ascending order.
 
         Raises:
-            ConfError: the values are not countable, or too many.
+            ConfError: there are infinitely many values, or too many.
         """
         step = self.step or (1 if self.integer and not self.log else None)
         if step is None:

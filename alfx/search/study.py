@@ -171,7 +171,7 @@ class Study:
             arguments.setdefault('scramble', True)
             arguments.setdefault('independent_sampler', self._optuna.samplers.RandomSampler(
                 seed=seeds.sampler_seed(settings.seed, number)))
-        if settings.sampler == 'tpe':  # parallel trials shall differ
+        if settings.sampler == 'tpe':  # parallel trials should differ
             arguments.setdefault('constant_liar', True)
             arguments.setdefault('n_startup_trials', min(10, max(5, self.num_trials // 4)))
         if settings.sampler in ('qmc', 'cmaes'):

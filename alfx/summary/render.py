@@ -119,7 +119,7 @@ def render_heatmap(name: str, data: Any, val_label: str = '', row_ticks: Sequenc
         col_labels: labels of the columns.
         cbar_kw: arguments for ``Figure.colorbar``.
         annotate_format: format of the numbers in the cells; '' for none.
-        font_size: size of all texts.
+        font_size: font size of all text.
         img_height: height of the picture in pixels.
         img_width: width of the picture in pixels.
         dpi: pixels per inch.

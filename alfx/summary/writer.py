@@ -63,7 +63,7 @@ class SummaryWriter:
             tag: name of the summary.
             counts: ``[n]``.
             edges: ``[n + 1]``.
-            stats: minimum, maximum, number, sum and sum of squares of the data.
+            stats: minimum, maximum, count, sum and sum of squares of the data.
             step: step of the summary.
             walltime: seconds since the epoch; ``None`` is now.
         """

@@ -93,8 +93,8 @@ def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fract
 class TreeSearch:
     """Search with fixed settings.
 
-    Trees, latent states and the functions created by ``make_backend`` are cached for the last four batch sizes; with
-    more batch sizes in turn they are created again each time.
+    Trees, latent states and the functions created by ``make_backend`` are cached for the last four batch sizes; if
+    more batch sizes alternate, they are created again each time.
 
     Args:
         settings: settings of the search.

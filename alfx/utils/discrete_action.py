@@ -98,7 +98,7 @@ def leaf_of_mask(mask: NestedTensor) -> Any:
 
 
 def random_valid(mask: Tensor) -> Tensor:
-    """Sample a position where ``mask`` ``[..., N]`` is True uniformly, int64 ``[...]``."""
+    """Sample uniformly among the positions where ``mask`` ``[..., N]`` is True, int64 ``[...]``."""
     return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).argmax(-1)
 
 

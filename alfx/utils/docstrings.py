@@ -1,6 +1,6 @@
-"""Texts of the source code as people read them: cross-references of docstrings, and default values.
+"""Readable forms of docstrings, with their cross-references replaced, and of default values.
 
-Without torch, because `alfx help` responds at once.
+This module does not import torch, so that `alfx help` responds at once.
 """
 import re
 from typing import Any

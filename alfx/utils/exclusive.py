@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.05
 def exclusive(call: str, loads_conf: bool = True) -> Iterator[None]:
     """Context manager for a call that uses the state of the process.
 
-    Short calls of other threads are waited for.
+    It waits for short calls of other threads.
 
     Args:
         call: name of the call, for messages.

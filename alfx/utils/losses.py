@@ -203,7 +203,7 @@ class DiscreteRegressionLoss(_BinnedLoss):
     arXiv:1911.08265, appendix F).
 
     The loss ``KL(target || pred)`` has the gradient of the cross-entropy in the paper, and is 0 for a perfect
-    prediction. So priorities of replay that are computed from it measure the error.
+    prediction, so replay priorities computed from it measure the error.
 
     ``pred [B, N]`` are logits. See ``_BinnedLoss`` for the bins and the arguments.
     """

@@ -106,9 +106,9 @@ class _ScheduleOfPairs(Scheduler):
             raise ValueError(f'{owner}: schedule must be a list of (progress, value) pairs, found {schedule}')
         self._progresses, self._values = [float(p) for p, _ in pairs], [float(v) for _, v in pairs]
         if any(a >= b for a, b in zip(self._progresses, self._progresses[1:])):
-            raise ValueError(f'{owner}: the progresses of schedule must increase, found {self._progresses}')
+            raise ValueError(f'{owner}: the progress values of schedule must increase, found {self._progresses}')
         if progress_type == 'percent' and self._progresses[-1] > 1:
-            raise ValueError(f"{owner}: the progresses of schedule are fractions of the run, from 0 to 1, found "
+            raise ValueError(f"{owner}: the progress values of schedule are fractions of the run in [0, 1], found "
                              f"{self._progresses[-1]:g}; to count steps, set {owner}.progress_type = 'env_steps'")
 
     def final_value(self) -> float:

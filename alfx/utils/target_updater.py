@@ -88,7 +88,7 @@ class TargetUpdater(nn.Module):
 
     @torch.no_grad()
     def copy_to_targets(self, chosen: set[Tensor]) -> set[Tensor]:
-        """Copy those parameters of the models that are in ``chosen``, and with any of them all buffers, to the targets.
+        """Copy the parameters of the models that are in ``chosen`` and, if there are any, all buffers to the targets.
 
         Returns:
             The targets of these parameters.

@@ -98,7 +98,7 @@ def discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, disco
     """Return the discounted returns up to the end of the episode or of the sequence, where V bootstraps them.
 
     ``R[t] = r[t+1] + d[t+1] R[t+1]`` with ``R[T-1] = V[T-1]``; for a LAST step ``R[t] = V[t]``, so that a truncated
-    episode is bootstrapped from its true final observation (and a terminated one not, as its d is 0).
+    episode is bootstrapped from its true final observation (and a terminated one is not, because its d is 0).
 
     Args:
         rewards: ``[T, B]`` or ``[T, B, K]``.
