@@ -128,8 +128,8 @@ class CategoricalTDLoss(TDLoss):
         """
         reward, step_type = info.reward, info.step_type
         if reward.shape != target_value.shape[:-1] or reward.shape[0] < 2:
-            raise ValueError(f'{self._name}: expected rewards [T, B] with T at least 2 and probabilities [T, B, N], '
-                             f'found {tuple(reward.shape)} and {tuple(target_value.shape)}')
+            raise ValueError(f'{self._name}: expected rewards [T, B], T >= 2, and probabilities [T, B, N] of N atoms '
+                             f'(num_atoms), found {tuple(reward.shape)} and {tuple(target_value.shape)}')
         discount = self._discount(info)
         if self._lambda == 0.0 or reward.shape[0] == 2:
             return project_distribution(target_value[1:], reward[1:], discount[1:], self._v_min, self._v_max)

@@ -745,7 +745,8 @@ class HindsightExperienceTransformer(DataTransformer):
 
     Raises:
         SpecError: the goals do not exist or have different specs.
-        ValueError: ``her_proportion`` is not a probability; in training: ``reward_fn`` does not reproduce the stored rewards.
+        ValueError: ``her_proportion`` is not a probability, or, in training, ``reward_fn`` does not reproduce the
+            stored rewards.
     """
 
     needs_replay_buffer = True

@@ -310,7 +310,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy, _, _ = self.policy_terms(end_of_return, state)
         target, _ = self.bootstrap_values(end_of_return, policy, state)
         target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
-        values = nest.map_structure(lambda x: pad_end(x.unsqueeze(0), length - 1), values)
+        values = nest.map_structure(lambda x: x.expand(length, *x.shape), values)  # without a loss after the first
         output, info = self.train_info(inputs, rollout_info, Terms((), (), values, target))
         return AlgStep(output, (), info)
 

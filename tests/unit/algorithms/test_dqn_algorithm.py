@@ -1,5 +1,6 @@
 """DqnAlgorithm: targets, exploration, the fast path for sequences, and common properties of algorithms."""
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -246,6 +247,23 @@ def test_the_loss_of_first_steps_is_a_mean_over_those_steps():
     torch.testing.assert_close(loss_info.loss.mean(), (target - value).square().mean())
     assert not loss_info.loss[1:].any()
     torch.testing.assert_close(loss_info.priority, (target - value).abs())
+
+
+@pytest.mark.parametrize('num_atoms', [None, 5])
+def test_logged_values_are_those_of_the_first_steps(num_atoms):
+    loss, atoms = (TDLoss, {}) if num_atoms is None else (CategoricalTDLoss, dict(num_atoms=5, v_min=-2.0, v_max=2.0))
+    algorithm = make(num_critic_replicas=1, train_first_step_only=True, critic_loss_ctor=partial(loss, td_lambda=1.0),
+                     **atoms)
+    inputs, rollout_info = random_batch(length=4)
+    inputs = inputs._replace(step_type=torch.full_like(inputs.step_type, MID))
+    logged = {}
+    context.set_summary_writer(SimpleNamespace(add_scalar=lambda name, value, *_, **__: logged.update({name: value})))
+    with context.record_if(True):
+        algorithm.calc_loss(algorithm.train_sequence(inputs, DqnState(), rollout_info).info)
+    taken = rollout_info.action[0].long() - 2
+    outputs = algorithm.critics(inputs.observation[0])[0][torch.arange(len(taken)), taken]
+    values = outputs if num_atoms is None else outputs.softmax(-1) @ torch.linspace(-2.0, 2.0, 5)
+    assert float(logged['train/values']) == pytest.approx(values.mean().item(), rel=1e-5)
 
 
 def test_without_calculate_priority_the_loss_has_none():
