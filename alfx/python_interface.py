@@ -229,7 +229,8 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
 
     Raises:
         ConfError: the conf has errors, the folder contains a run of another conf, or another thread uses alfx.
-        KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint.
+        KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint. After another
+            signal to stop, such as SIGTERM, a checkpoint is written and the signal is raised again.
     """
     conf = os.fspath(conf)
     lines, callbacks = _lines(params)
@@ -246,8 +247,8 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
             trainer = RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
             gin_utils.write_conf(root_dir, loaded, ['alfx.train', conf, *lines])
             trainer.train()
-    if trainer.stop_signal == signal.SIGINT:
-        raise KeyboardInterrupt
+    if trainer.stop_signal is not None:
+        signal.raise_signal(trainer.stop_signal)
     return trainer.average_return()
 
 

@@ -421,7 +421,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             alpha_loss = pad_end(alpha_loss, 1) if is_last_left_out else alpha_loss
         return policy.action, SacInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            action_distribution=policy.distribution, critic=SacCriticInfo(terms.values, terms.target), log_pi=log_pi,
+            action_distribution=policy.distribution if self._is_actor_trained() else (), log_pi=log_pi,
+            critic=SacCriticInfo(terms.values, terms.target),
             alpha=alpha_loss, actor=LossInfo(loss=loss, extra=SacActorInfo(loss, neg_entropy)),
             discounted_return=rollout_info.discounted_return)
 

@@ -42,6 +42,8 @@ def main() -> int:
     policy_flags.run_from_flags(root_dir)
     config = run_config(root_dir, policy_flags.random_seed())
     if config.ml_type == 'sl':
+        if unused := {'num_episodes', 'mode', 'epsilon_greedy', 'num_environments'}.intersection(FLAGS.given):
+            raise alfx.gin_utils.ConfError(f'a supervised learning run has no episodes: remove --{min(unused)}')
         _evaluate_supervised(config, results)
         return 0
     env, algorithm = make_policy(root_dir, FLAGS.num_environments, policy_flags.random_seed(), FLAGS.epsilon_greedy,
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
-    """Evaluate a supervised algorithm on its test data; flags like ``--num_episodes`` are ignored."""
+    """Evaluate a supervised algorithm on its test data."""
     from alfx.runs import building
     from alfx.runs.evaluator import evaluate_supervised
     from alfx.runs.playing import load_for_play

@@ -35,8 +35,8 @@ CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf included in a
 RUN_OR_CONF = '[CONF | RUN] [KEY=VALUE ...]', CONF[1].replace(', and', ', or the folder of a run; and')
 RUN = '[RUN | AGENT] [KEY=VALUE ...]', 'folder of a run, or a trained agent zoo:NAME; and bindings to override'
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
-_TEXT = re.compile(r'^([^=]*= *)([A-Za-z][\w.:/-]*)$')  # an override whose value is a word
-_OVERRIDE = re.compile(r'[\w./]*\w\.\w+ *=')  # X.y=z or scope/X.y=z
+_TEXT = re.compile(r'^([^=]*= *)([A-Za-z./~][\w.:/~-]*)$')  # an override whose value is a word or path
+_OVERRIDE = re.compile(r'[\w./]*\w *=')  # X.y=z, scope/X.y=z or macro=z
 _EXAMPLES = re.compile(r'^Examples?:\n\n((?:  .*\n|\n(?=  ))+)\n?', re.MULTILINE)
 
 
@@ -405,7 +405,7 @@ def take_argument(argv: list[str], name: str) -> list[str]:
     """
     if len(argv) < 2:
         return argv
-    if name == 'conf' and 'root_dir' in FLAGS and (
+    if name == 'conf' and 'root_dir' in FLAGS and not FLAGS.root_dir and (
             argv[1].startswith('zoo:') or os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf'))):
         name = 'root_dir'
     if getattr(FLAGS, name) or name == 'conf' and FLAGS.gin_file:

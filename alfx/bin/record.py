@@ -2,9 +2,9 @@
 
 Examples:
 
-  alfx record --root_dir runs/pendulum --dataset data/pendulum-expert --num_steps 20000
-  alfx record --root_dir runs/pendulum --dataset data/pendulum-random --mode random
-  alfx record --conf sac_pendulum --dataset data/pendulum-random --mode random
+  alfx record runs/pendulum --dataset data/pendulum-expert --num_steps 20000
+  alfx record runs/pendulum --dataset data/pendulum-random --mode random
+  alfx record sac_pendulum --dataset data/pendulum-random --mode random
 
 Observations, actions and rewards are recorded as the environment returns them, before any data transformer. Ctrl-C
 stops the recording and keeps the completed episodes. The dataset is written atomically: completely or not at all.
@@ -16,7 +16,7 @@ import alfx
 from alfx.bin import flags, policy_flags
 from alfx.bin.flags import FLAGS, number
 
-PARSER = flags.Parser(__file__, __doc__, ('[KEY=VALUE ...]', 'bindings to override'))
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF)
 PARSER.add('dataset DIR', 'dataset folder to write')
 PARSER.add('num_steps N', 'number of steps, over all environments', number(int, 1), 10_000)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
@@ -127,4 +127,4 @@ def _record(env: Any, act: Any) -> Any:
 
 
 if __name__ == '__main__':
-    flags.run(main, PARSER)
+    flags.run(main, PARSER, argument='conf')

@@ -5,6 +5,7 @@ cores train at the same time. The same command resumes the runs that are not com
 """
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ import alfx
 from alfx.bin import command, flags, launch, ranks
 from alfx.bin.flags import FLAGS, Parser
 from alfx.utils import processes
+
+_NO_STOP = {signal.SIGUSR1, signal.SIGUSR2}  # they request a checkpoint and the stacks of the threads
 
 
 def define_flags(parser: Parser) -> None:
@@ -53,8 +56,8 @@ def train(root_dir: str) -> int:
     all_runs: list[subprocess.Popen] = []
     try:
         with launch.forwarded_signals(all_runs) as received:
-            while running or waiting and not received:
-                while waiting and len(running) < at_once and not received:
+            while running or waiting and {*received} <= _NO_STOP:
+                while waiting and len(running) < at_once and {*received} <= _NO_STOP:
                     seed = waiting.pop(0)
                     running[seed] = _start(seed, root_dir, environment)
                     all_runs.append(running[seed])

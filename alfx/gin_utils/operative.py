@@ -67,7 +67,8 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
 
 def is_generated(file: str) -> bool:
     """Return whether a conf was written by a run or a search: it also has bindings that were replaced by others."""
-    return os.path.basename(file) in ('config.gin', 'operative.gin', 'best.gin')
+    folder, name = os.path.split(file)
+    return name == 'best.gin' or os.path.basename(folder) == 'conf' and name in ('config.gin', 'operative.gin')
 
 
 def confs_without_effect(unused: Sequence[locations.Binding]) -> list[str]:

@@ -142,6 +142,8 @@ class _Parser(config_parser.ConfigParser):
     def _maybe_parse_basic_type(self):
         if self._is_path():
             return self._maybe_parse_configurable_reference()
+        if re.match(r'-\s*[^\s\d.]', self._current_token.line[self._current_token.start[1]:]):
+            self._raise_syntax_error('a minus sign may only precede a number')
         if self._current_token.string != 'functools':
             return super()._maybe_parse_basic_type()
         name = self._parse_selector(scoped=False)
@@ -278,6 +280,8 @@ class Reader:
     def _add(self, statement, path, locate, including) -> None:
         line = statement.location.line_num
         location = (path, line, locate(line))
+        if getattr(statement, 'selector', '') == 'load' and getattr(statement, 'arg_name', 'block'):
+            statement = statement._replace(selector='suite_gym.load')  # many suites have one; ALF imports only this one
         if isinstance(statement, config_parser.BindingStatement):
             kind = 'binding' if statement.arg_name else 'macro'
             read = Statement(kind, statement.scope, statement.selector, statement.arg_name, statement.value, *location)
@@ -346,7 +350,7 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
             return os.path.abspath(candidate), None
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
-        hint = f'it contains {", ".join(confs[:5])}' if confs else 'pass a run folder as --root_dir'
+        hint = f'it contains {", ".join(confs[:5])}' if confs else 'the conf of a run folder is conf/config.gin'
         return None, Problem('', f"'{name}' is a folder, not a conf file", hint)
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "

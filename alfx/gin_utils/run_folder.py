@@ -213,8 +213,9 @@ def check_same_conf(root_dir: str) -> None:
     new = {b.key: substitute(b.value, macros) for b in (*bindings.values(), *locations.inherited())}
     # operative.gin lacks bindings that were never used
     keys = [*old, *bindings] if recorded == 'config.gin' else [*old]
-    if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
-        keys = [key for key, b in bindings.items() if not b.file]
+    if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param, and macros, can differ
+        keys = [key for key, b in bindings.items()
+                if os.path.dirname(b.file) != folder or repr(b.value) != repr(new[key])]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
             old = {**_read_bindings(os.path.join(folder, 'operative.gin')), **old}
     problems = []
@@ -312,7 +313,8 @@ def _with_overrides(path: str, conf: Conf) -> str:
     if os.path.isfile(path):
         text = stored_files.read_text(path)
     overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
-    kept = [line for line in text.splitlines() if line not in overrides]
+    names = {line.partition(' = ')[0] for line in overrides}
+    kept = [line for line in text.splitlines() if line.partition(' = ')[0] not in names]
     return '\n'.join([*kept, *overrides]) + '\n'
 
 

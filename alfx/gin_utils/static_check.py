@@ -69,8 +69,6 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
             elif isinstance(leaf, Macro) and complete:
                 of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
-            if statement.selector == 'load':  # many suites have one; in ALF, only this suite is always imported
-                statement = statement._replace(selector='suite_gym.load')
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
         if configurable is not None and statement.name.isdigit():
             statement, problem = _with_name(statement, configurable, statements)

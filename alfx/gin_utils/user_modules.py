@@ -58,7 +58,8 @@ def look_in(module: str, folders: Iterable[str]) -> str | None:
     folder = next((origin for origin in origins(folder) if _are_equal(origin, copies([(module, folder)]))), folder)
     known = getattr(sys.modules.get(top), '__file__', None)
     path = _file_of(folder, module) or ''
-    if known is not None and os.path.realpath(known) != os.path.realpath(path) and _read(known) != _read(path):
+    if known is not None and os.path.realpath(known) != os.path.realpath(path) and not (
+            os.path.isfile(known) and _read(known) == _read(path)):
         raise ConfError([Problem('', f"'{top}' refers to {path} here, but this process has already imported a "
                                  f'different file, {known}', 'use a separate process for each, or rename one')])
     if folder not in sys.path:

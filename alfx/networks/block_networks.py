@@ -195,7 +195,7 @@ class BlockEncodingNetwork(EncodingNetwork):
 
     Use it as ``CriticNetwork.joint_encoder_ctor`` and ``ActorDistributionNetworkBase.encoding_network_ctor``. In a
     stack of ``n`` networks each layer is one batched product. With 'hyper' and 'flash' the rows of the last layer have
-    norm 1 too; bind ``FC.unit_weights = True`` to include the output layers of a policy.
+    norm 1 too; bind ``actor/FC.unit_weights = True`` to include the output layers of a policy.
 
     Args:
         input_tensor_spec: nest of specs of the input.

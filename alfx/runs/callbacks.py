@@ -186,10 +186,11 @@ class _Improvement(SettingsCallback):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {'best': self._best}
+        return {'best': self._best, 'metric': self.metric, 'mode': self.mode}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best = state['best']
+        same = (state.get('metric', self.metric), state.get('mode', self.mode)) == (self.metric, self.mode)
+        self._best = state['best'] if same else None  # other results cannot be compared
 
 
 @gin_utils.configurable

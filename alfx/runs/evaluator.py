@@ -16,6 +16,7 @@ import torch
 
 from alfx import context, gin_utils, nest, summary
 from alfx.data_structures import StepType, TimeStep, reset_at_first
+from alfx.environments.seeding import derived_seed
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
                                   AverageReturnMetric, averaged_infos, update_metrics)
 from alfx.offline.dataset_files import normalized_score
@@ -49,6 +50,7 @@ class EvalJob(NamedTuple):
 
 
 _log = logging.getLogger(__name__)
+_EVALUATION = 8  # stream of the seeds of evaluations
 _LONG_EPISODE = 10_000  # steps without the end of an episode after which evaluation logs it
 _FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'average_return', 'std_return', 'ci95_return',
                   'average_length')
@@ -236,6 +238,7 @@ class EvalLog:
     def __init__(self, root_dir: str, config: Any):
         folder = run_files.eval_dir(root_dir)
         self._writer = event_writer(folder, config)
+        self._random_seed = config.random_seed
         self._over_env_steps = config.summarizes_over_env_steps
         self._video_steps = config.eval_video_steps
         self._video: EvalVideo | None = None
@@ -243,7 +246,11 @@ class EvalLog:
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
 
     def evaluate(self, env: Any, algorithm: Any, num_episodes: int) -> EvalResult:
-        """Call :func:`evaluate`, and record a video for :meth:`write` if the configuration has ``eval_video_steps``."""
+        """Call :func:`evaluate`, and record a video for :meth:`write` if the configuration has ``eval_video_steps``.
+
+        The episodes depend on the seed of the run and the global counter only, so a resumed run has the same ones.
+        """
+        env.seed(derived_seed(self._random_seed, _EVALUATION, context.get_global_counter()))
         self._video = EvalVideo(env, self._video_steps) if self._video_steps else None
         return evaluate(env, algorithm, num_episodes, self._video)._replace(reference=self._reference)
 

@@ -91,7 +91,7 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
     config = run_config(root_dir, random_seed)
     if config.ml_type != 'rl':
         raise ConfError(f'{root_dir} contains a supervised learning run, which has no policy to play',
-                        f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir}')
+                        f'evaluate it: python -m alfx.bin.evaluate --root_dir {root_dir!r}')
     env = building.create_eval_environment(config, num_environments, nonparallel, renders=renders)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:

@@ -211,7 +211,8 @@ def _problems_of(key: str, values: space_module.Values, base: list[Statement], c
 def _read_probe(key: str, text: str) -> list[Statement]:
     reader = Reader()
     reader.read_text(f'{key} = {text}')
-    one = len(reader.statements) == 1 and not reader.problems and reader.statements[0].text == key
+    names = [statement.text.replace('suite_gym.load', 'load') for statement in reader.statements]
+    one = names == [key.replace('suite_gym.load', 'load')] and not reader.problems
     return reader.statements if one else []
 
 

@@ -14,9 +14,10 @@ from alfx import context
 from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
 from alfx.engine.remote.remote_unroll import worker_settings
 from alfx.runs import building
+from alfx.environments.seeding import derived_seed
 from alfx.trainers.acting import worker_process
 from alfx.runs.evaluator import EvalJob, EvalLog, RunEvaluator, unused_for_evaluation
-from alfx.utils import processes
+from alfx.utils import processes, random_state
 from alfx.utils.processes import MessagingProcess
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
     while (job := _next_job(jobs)).type != 'stop':
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
+        random_state.set_random_seed(derived_seed(config.random_seed, 9, job.global_counter))
         load_policy_state(algorithm, unpack(job.state_dict))
         result = log.evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)

@@ -29,7 +29,7 @@ from alfx.trainers.environment_state import EnvironmentState
 from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
-from alfx.trainers.run_state import RunState, save_crash
+from alfx.trainers.run_state import RunState, is_finite, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
 from alfx.utils.schedulers import values_over_percent
@@ -396,7 +396,7 @@ class Trainer:
     def _tuning(self, chosen_before: list | None) -> cpu_tuning.Tuning:
         """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""
         config = self._config
-        if chosen_before is None:
+        if chosen_before is None or not gin_utils.has_checkpoint(config.root_dir):  # from a start that failed
             chosen_before = self._team.decide(lambda: list(cpu_tuning.choose(self._algorithm, config, self._work())))
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
@@ -538,9 +538,12 @@ class Trainer:
 
         If a loss is not finite or another process is lost, the state is consistent and is saved as a regular
         checkpoint. After any other error the state may be inconsistent; it is saved in a separate folder, from which
-        no run resumes automatically.
+        no run resumes automatically. Nothing is saved if parameters are not finite.
         """
-        if isinstance(error, (NonFiniteLossError, LostProcessError)):
+        if not is_finite(self._algorithm):
+            self._display.message('nothing is saved, because parameters are NaN or infinite; the run resumes from its '
+                                  'latest checkpoint')
+        elif isinstance(error, (NonFiniteLossError, LostProcessError)):
             if isinstance(error, LostProcessError):
                 self._team.reject_distributed_state()
             if self._saved_counter != context.get_global_counter():

@@ -51,7 +51,6 @@ class ResetNetworks(SettingsCallback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._num_due = 0
         self._initial: dict[str, Tensor] | None = None
         if not self.at_env_steps and not self.every_env_steps:
             raise gin_utils.ConfError('ResetNetworks: there are no steps to reset at',
@@ -67,8 +66,8 @@ class ResetNetworks(SettingsCallback):
         if run.algorithm.updater.ranks is not None:
             raise gin_utils.ConfError('ResetNetworks: only works in a single process', 'train without --num_processes')
         self._chosen = self._choose(run.algorithm.optimized_parameters()[1])
+        self._num_due = self._count_due(run.env_steps)
         if run.iteration == 0 or self._initial is None:
-            self._num_due = self._count_due(run.env_steps)
             in_layers = {p for layer in _layers(run.algorithm, {*self._chosen.values()}) for p in layer.parameters()}
             self._initial = {name: p.detach().clone() for name, p in self._chosen.items() if p not in in_layers}
 
@@ -102,7 +101,8 @@ class ResetNetworks(SettingsCallback):
         for layer in layers:
             reset_parameters(layer)
         for name, value in (self._initial or {}).items():
-            self._chosen[name].copy_(value)
+            if name in self._chosen:
+                self._chosen[name].copy_(value)
         for p, value in old.items():  # a layer may also have parameters that are not chosen
             p.lerp_(value, self.keep if p in chosen else 1.0)
         for module in algorithm.modules():
@@ -117,10 +117,10 @@ class ResetNetworks(SettingsCallback):
                     value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        return {'num_due': self._num_due, 'initial': self._initial}
+        return {'initial': self._initial}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._num_due, self._initial = state['num_due'], state['initial']
+        self._initial = state['initial']
 
 
 def _layers(module: nn.Module, chosen: set[Tensor]) -> Iterator[nn.Module]:

@@ -50,7 +50,7 @@ class RunState:
         random_seed: random seed of the run.
     """
 
-    optional_keys = frozenset({'callbacks'})  # a resumed run may have other callbacks
+    optional_keys = frozenset({'callbacks', 'mixed_precision'})  # callbacks and device of a resumed run may differ
 
     def __init__(self, algorithm: Any, env: Any, tuning: Tuning, random_seed: int):
         self._algorithm = algorithm
@@ -175,11 +175,16 @@ def of_all_ranks(rollout: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rollout.items() if name == 'unroll_debt'}
 
 
+def is_finite(algorithm: Any) -> bool:
+    """Return whether all parameters are finite."""
+    return all(bool(torch.isfinite(p).all()) for p in algorithm.parameters())
+
+
 def save_crash(error: Exception, folder: str, algorithm: Any, state: RunState, config: TrainerConfig,
                display: ProgressDisplay) -> None:
     """Save a checkpoint after an unexpected error. It may be inconsistent, so no run resumes from it automatically.
 
-    Nothing is saved before the first iteration, if parameters are not finite, or if the user declines at the terminal
+    Nothing is saved before the first iteration, or if the user declines at the terminal
     (``TrainerConfig.confirm_checkpoint_upon_crash``).
 
     Args:
@@ -190,8 +195,7 @@ def save_crash(error: Exception, folder: str, algorithm: Any, state: RunState, c
         config: configuration of the run.
         display: display for the question and the path of the checkpoint.
     """
-    is_finite = all(bool(torch.isfinite(p).all()) for p in algorithm.parameters())
-    if state.iteration == 0 or not is_finite:
+    if state.iteration == 0:
         return
     if config.confirm_checkpoint_upon_crash and sys.stdin is not None and sys.stdin.isatty():
         display.message(f'{type(error).__name__}: {error}\nsave a checkpoint of the state after the error? [y/N]')

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import pytest
 
 from alfx import context, gin_utils, nest
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper
 from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
-from alfx.layers import FC, Conv2D
+from alfx.layers import FC, Conv2D, ParallelFC
 from alfx.runs import building, playing
 
 
@@ -158,3 +159,14 @@ def test_breakout_presses_fire_after_a_lost_life(conf, built):
             env = env._env
         assert [layer._fire_action for layer in layers if isinstance(layer, AtariTerminalOnLifeLossWrapper)] == [1]
         env.close()
+
+
+@pytest.mark.parametrize('conf', ['xqc', 'simba_v2', 'flash_sac'])
+def test_weights_of_norm_1_are_those_of_the_agent_only(conf, tmp_path, built):
+    (tmp_path / 'both.gin').write_text(f"include '{conf}.gin'\ninclude 'rnd.gin'\n"
+                                       'Agent.intrinsic_reward_coef = 0.1\nBlockEncodingNetwork.hidden_size = 16\n')
+    agent = built(str(tmp_path / 'both.gin'), PENDULUM)[2]
+    rnd = next(module for module in agent.modules() if isinstance(module, RNDAlgorithm))
+    of_policy, of_rnd = ([module.projects_parameters for module in part.modules()
+                          if isinstance(module, (FC, ParallelFC))] for part in (agent.policy, rnd))
+    assert len(of_policy) > 4 and all(of_policy) and of_rnd == [False] * 4

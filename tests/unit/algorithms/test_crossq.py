@@ -164,6 +164,7 @@ def test_losses_of_the_policy_are_logged_even_by_updates_without_them():
         infos.append(algorithm.train_sequence(steps, algorithm.get_initial_train_state(16), info).info)
         algorithm.after_update(steps, infos[-1])
     assert infos[0].alpha == () and infos[0].actor.loss == () and infos[2].alpha == ()
+    assert infos[0].action_distribution == () and infos[1].action_distribution.batch_shape == (2, 16)
     context.set_summary_writer(mock.MagicMock())
     with context.record_if(True):
         assert not any(algorithm.calc_loss(infos[0]).extra.actor)  # there have been none yet
@@ -234,7 +235,7 @@ def test_joint_batches_without_batch_norm_are_warned_about(caplog):
 
 def test_on_policy_training_rejects_batch_norm():
     env = ENVIRONMENTS['continuous'](batch_size=1)
-    with pytest.raises(ValueError, match='BatchNorm .* not supported in on-policy training'):
+    with pytest.raises(ValueError, match='on-policy training does not support them'):
         ActorCriticAlgorithm(env.observation_spec(), env.action_spec(), actor_network_ctor=partial(ACTOR, **NORMS))
 
 

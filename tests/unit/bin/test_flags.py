@@ -217,7 +217,9 @@ def test_arguments_that_are_not_utf8_are_rejected(capsys):
     ('QNetwork.activation=@torch.tanh', 'QNetwork.activation=@torch.tanh'),
     ('QNetwork.fc_layer_params=(64, 64)', 'QNetwork.fc_layer_params=(64, 64)'),
     ('TrainerConfig.random_seed=None', 'TrainerConfig.random_seed=None'),
-    ('Adam.lr=%rate', 'Adam.lr=%rate'),
+    ('Adam.lr=%rate', 'Adam.lr=%rate'), ('rate=3', 'rate=3'), ('Adam.eps=.5', 'Adam.eps=.5'),
+    ('X.folder=/data/x-1', "X.folder='/data/x-1'"), ('X.folder=../data', "X.folder='../data'"),
+    ('X.folder=~/data', "X.folder='~/data'"),
 ])
 def test_arguments_with_a_value_override_bindings(argument, override):
     with flag_values():
@@ -226,7 +228,7 @@ def test_arguments_with_a_value_override_bindings(argument, override):
         assert conf_flags.FLAGS.conf_param == ['X.a=1', override]
 
 
-@pytest.mark.parametrize('argument', ['runs/a=b', 'base.gin', 'hidden=3', '-x.y=3'])
+@pytest.mark.parametrize('argument', ['base.gin', '-x.y=3'])
 def test_other_arguments_are_no_overrides(argument):
     with flag_values():
         assert conf_flags.parse(PARSER, ['train', '--', argument]) == ['train', argument]
@@ -333,6 +335,15 @@ def test_help_after_two_dashes_and_values_of_negated_flags(capsys):
         with pytest.raises(SystemExit):
             parser.read(arguments)
         assert message in ''.join(capsys.readouterr())
+
+
+def test_a_run_folder_with_the_name_of_the_conf_is_resumed(tmp_path, monkeypatch):
+    (tmp_path / 'sac_pendulum/conf').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with flag_values():
+        argv = conf_flags.parse(PARSER, ['train', 'sac_pendulum', '--root_dir', 'sac_pendulum'])
+        assert conf_flags.take_argument(argv, 'conf') == ['train']
+        assert (conf_flags.FLAGS.conf, conf_flags.FLAGS.root_dir) == ('sac_pendulum', 'sac_pendulum')
 
 
 def test_a_second_conf_is_rejected_with_what_is_expected(capsys):

@@ -1,5 +1,8 @@
 """Training with several seeds: the runs, their summary, failures, resuming, and contradicting flags."""
+import contextlib
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -59,6 +62,21 @@ def test_contradicting_seeds_are_rejected(tmp_path, flags, message):
     with flag_values(train_program.PARSER, **flags), pytest.raises(gin_utils.ConfError, match=message):
         seeds.train(str(tmp_path / 'runs'))
     assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize('number, started', [(signal.SIGUSR1, 2), (signal.SIGTERM, 0)])
+def test_a_request_for_a_checkpoint_does_not_stop_waiting_seeds(tmp_path, monkeypatch, number, started):
+    runs = []
+
+    def start(*_):
+        runs.append(subprocess.Popen([sys.executable, '-c', '']))
+        return runs[-1]
+
+    monkeypatch.setattr(seeds, '_start', start)
+    monkeypatch.setattr(seeds.launch, 'forwarded_signals', lambda runs: contextlib.nullcontext([number]))
+    with flag_values(train_program.PARSER, seeds=['1', '2']):
+        seeds.train(str(tmp_path / 'runs'))
+    assert len(runs) == started
 
 
 def test_a_seed_is_a_binding_of_the_conf():

@@ -756,14 +756,15 @@ def test_a_conf_that_is_included_in_vain_is_reported(conf, caplog):
     assert len(caplog.records) == 1, 'the first binding is used'
 
 
-@pytest.mark.parametrize('name', ['config.gin', 'operative.gin', 'best.gin'])
-def test_a_conf_that_a_run_has_written_may_have_unused_bindings(conf, name, caplog):
+@pytest.mark.parametrize('name, same_name', [('conf/config.gin', 'config.gin'), ('best.gin', 'car.gin'),
+                                             ('conf/operative.gin', 'operative.gin')])
+def test_a_conf_that_a_run_has_written_may_have_unused_bindings(conf, name, same_name, caplog):
     text = 'garage.cars = [@Car()]\nCar.engine = @Engine\nother/Engine.power = 3'
     gin_utils.load(conf(text, name))
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
     assert not caplog.records
-    gin_utils.load(conf(text))
+    gin_utils.load(conf(text, same_name))
     garage()
     with pytest.raises(gin_utils.ConfError, match='other/Engine.power = 3'):
         gin_utils.refuse_unused(gin_utils.unused_bindings())

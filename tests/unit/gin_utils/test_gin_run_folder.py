@@ -229,6 +229,15 @@ def test_a_conf_param_that_changes_training_is_rejected(conf, param, differs, co
     gin_utils.load(conf_file, [param], root_dir='run', same_run=False)
 
 
+@pytest.mark.parametrize('conf_file', ['boat.gin', None])
+def test_a_macro_that_changes_training_is_rejected(conf, conf_file):
+    start_run(conf)
+    for param in ('power = 9.0', "include 'other.gin'"):
+        conf('Motor.power = 9.0', 'other.gin')
+        with pytest.raises(ConfError, match='Motor.power is 9.0, but the run in run has 3.5'):
+            gin_utils.load(conf_file, [param], root_dir='run')
+
+
 def test_writing_a_default_out_or_renaming_a_macro_is_no_difference(conf):
     start_run(conf)
     conf(BASE.replace('power = 3.5', 'strength = 3.5').replace('%power', '%strength'), 'base.gin')

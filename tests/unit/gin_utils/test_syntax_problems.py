@@ -40,6 +40,8 @@ def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column
     ('Adam.lr = 1 - 0.5', 'expressions are not allowed', 'write the result'),
     ("create_environment.env_name = 'CartPole-v1", 'a string is not closed', 'close it'),
     ('Adam.betas = 0.9, 0.5', 'continues after the value', 'write a tuple in parentheses'),
+    ('Adam.lr = -%rate', 'a minus sign may only precede a number', ''),
+    ('Adam.betas = (0.9, - @rate())', 'a minus sign may only precede a number', ''),
     ('Adam.lr = inf', 'cannot read the value inf', 'write %alfx.infinity'),
     ("Adam.betas = 'a', 'b'  # x, y", 'continues after the value', 'write a tuple in parentheses'),
     ('Adam.betas = (1, 2) Adam.lr = 1', 'continues after the value', 'one statement per line'),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.trainer_fakes import SmallPolicy, WalkEnv, make_config
 
-from alfx import AlgStep, context
+from alfx import AlgStep, context, gin_utils
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
 from alfx.runs import building, evaluator
 from alfx.utils import random_state
@@ -127,6 +127,24 @@ def test_results_are_written_with_the_counters_of_the_request(tmp_path, algorith
                                                                                            (20, 2000, 1.5)]
     events = EventAccumulator(str(tmp_path / 'eval')).Reload()
     assert [(e.step, e.value) for e in events.Scalars('Metrics/AverageReturn')] == [(1000, 1.5), (2000, 1.5)]
+
+
+def test_the_episodes_of_an_evaluation_do_not_depend_on_earlier_evaluations(tmp_path):
+    config = make_config(tmp_path, num_eval_episodes=3, random_seed=5)
+    gin_utils.load('ppo_cart_pole', ['create_environment.nonparallel = True'], allow_unused=True)
+    results = []
+    for counters in ((10, 20), (20, )):
+        env = building.create_eval_environment(config, 2)
+        algorithm, log = building.create_algorithm(config, env, trains=False), evaluator.EvalLog(str(tmp_path), config)
+        random_state.set_random_seed(0)
+        for parameter in algorithm.parameters():
+            torch.nn.init.normal_(parameter)
+        for counter in counters:
+            context.set_global_counter(counter)
+            results.append(log.evaluate(env, algorithm, 4).returns.tolist())
+        env.close()
+        log.close()
+    assert results[1] == results[2] != results[0]
 
 
 def test_weights_travel_without_optimizers_and_metrics(tmp_path, algorithm):

@@ -69,6 +69,7 @@ def test_a_conf_without_a_search_raises_with_a_remedy(tmp_path):
 
 def test_full_name_matches_the_operative_conf():
     assert full_name('ppo/TrainerConfig.seed') == 'ppo/alfx.algorithms.config.TrainerConfig.seed'
+    assert full_name('load.max_episode_steps') == 'alfx.environments.suite_gym.load.max_episode_steps'
     assert full_name('lr') == 'lr'
 
 

@@ -20,6 +20,7 @@ from alfx.runs import run_files
 from alfx.runs.callbacks import Callback, EpisodeLog, KeepBestCheckpoint, StopWithoutImprovement, TrainingRun
 from alfx.runs.evaluator import read_results
 from alfx.trainers.callback_runner import CallbackError, CallbackRunner
+from alfx.utils import processes
 
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 6,
          'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 32, 'TrainerConfig.mini_batch_size': 32,
@@ -254,8 +255,9 @@ def test_the_table_of_a_finished_run_does_not_change(tmp_path, interval):
 
 def test_a_signal_leaves_no_row_that_an_uninterrupted_run_does_not_have(tmp_path):
     train(tmp_path / 'a', LogsAlways(), evaluate=False, summary_interval=3)
-    for signal_at in (5, 0):
-        train(tmp_path / 'b', LogsAlways(signal_at), evaluate=False, summary_interval=3)
+    with processes.signal_handlers({signal.SIGTERM: lambda *_: None}):
+        for signal_at in (5, 0):
+            train(tmp_path / 'b', LogsAlways(signal_at), evaluate=False, summary_interval=3)
     uninterrupted, interrupted = (repeatable(rows(tmp_path / name / 'progress.csv')) for name in 'ab')
     assert [row['iteration'] for row in uninterrupted] == ['0', '3', '5'] and uninterrupted == interrupted
     assert all(row['global_counter'] == row['iteration'] for row in uninterrupted)
@@ -326,6 +328,17 @@ def test_the_best_result_follows_the_mode_and_ignores_nan(mode, values, expected
         callback.on_evaluation_end(run)
         found += [value] * run.keeps_best
     assert found == expected
+
+
+@pytest.mark.parametrize('changes, is_best', [({}, False), ({'metric': 'y'}, True), ({'mode': 'min'}, True)])
+def test_a_resumed_run_compares_with_the_best_of_the_same_metric(changes, is_best):
+    callback, run = KeepBestCheckpoint(metric='x'), TrainingRun('', None, evaluation={'x': 9.0})
+    callback.on_evaluation_end(run)
+    resumed = KeepBestCheckpoint(**{'metric': 'x', **changes})
+    resumed.load_state_dict(callback.state_dict())
+    run.evaluation, run.keeps_best = {'x': 1.0, 'y': 1.0}, False
+    resumed.on_evaluation_end(run)
+    assert run.keeps_best == is_best
 
 
 def test_an_unknown_metric_is_rejected_with_the_nearest_name():

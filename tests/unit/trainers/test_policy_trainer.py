@@ -416,6 +416,22 @@ def test_a_nan_loss_ends_the_run_after_a_checkpoint_of_the_good_state(tmp_path):
     assert torch.equal(state['_net.0.weight'], expected[0])
 
 
+class NanParametersAtSix(NanAtSix):
+    """A policy whose parameters are NaN before its loss is."""
+
+    def after_update(self, *args):
+        super().after_update(*args)
+        if self.count == 6:
+            next(self.parameters()).data.fill_(float('nan'))
+
+
+def test_no_checkpoint_is_written_of_parameters_that_are_nan(tmp_path, capsys):
+    with pytest.raises(NonFiniteLossError, match='loss'):
+        run(tmp_path, algorithm_ctor=NanParametersAtSix)
+    assert steps(tmp_path) == [4] and not os.path.exists(os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'crash'))
+    assert 'nothing is saved, because parameters are NaN or infinite' in ''.join(capsys.readouterr())
+
+
 class BreaksAtSix(SmallPolicy):
     """A policy that raises an error in its seventh iteration."""
 

@@ -1,6 +1,7 @@
 """alfx as a library: training, loading policies, learning curves."""
 import enum
 import functools
+import os
 import pathlib
 import pickle
 import re
@@ -22,10 +23,12 @@ from alfx.bin import policy_flags
 from alfx.config import TrainerConfig
 from alfx.gin_utils.python_values import binding_lines
 from alfx.gin_utils.registry import program_module
+from alfx.runs.callbacks import Callback
 from alfx.runs.policy import Policy
 from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.trainers.progress_display import ProgressDisplay
+from alfx.utils import processes
 
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'use_from_python.md'
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 2,
@@ -237,6 +240,17 @@ def test_a_second_thread_is_rejected_while_one_trains(masked_run, tmp_path, monk
     alfx.train('ppo_pendulum', SMALL, tmp_path / 'a')
     assert len(errors) == 3 and all('while alfx.train runs in another thread' in text for text in errors)
     assert not (tmp_path / 'b').exists()
+
+
+def test_a_signal_that_stops_training_reaches_the_program(tmp_path):
+    class Stop(Callback):
+        def on_iteration_end(self, run):
+            signal.raise_signal(signal.SIGTERM)
+
+    received = []
+    with processes.signal_handlers({signal.SIGTERM: lambda number, frame: received.append(number)}):
+        alfx.train('ppo_pendulum', {**SMALL, 'TrainerConfig.callbacks': (Stop(), )}, tmp_path)
+    assert received == [signal.SIGTERM] and os.path.exists(tmp_path / 'train/algorithm/ckpt-1')
 
 
 def test_a_program_that_cannot_be_imported_evaluates_itself(tmp_path, monkeypatch, capsys):

@@ -134,6 +134,16 @@ def test_a_run_resumed_after_a_reset_continues_exactly(tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_settings_of_a_resumed_run_may_change(tmp_path):
+    """After resets at 20 and 40, resets every 15 steps are due at 45 and 60, and only of the critics."""
+    train(tmp_path, ResetNetworks(every_env_steps=20), steps=41)
+    ends = Snapshots(*range(42, 62))
+    train(tmp_path, ResetNetworks(every_env_steps=15, modules=('critic_networks', )), ends, steps=61)
+    cleared = [i for i, moments in ends.moments.items() if any(not x['exp_avg'].any() for x in moments.values())]
+    assert cleared == [46, 61]  # iteration 46 reaches step 45
+    assert all('critic_networks' in name for name, x in ends.moments[46].items() if not x['exp_avg'].any())
+
+
 def test_recorded_updates_use_the_new_values(tmp_path):
     class DropGraphs(Callback):
         def on_iteration_end(self, run):

@@ -120,6 +120,7 @@ def test_evaluate_and_plot_accept_the_run_and_play_rejects_with_a_hint(tmp_path)
     assert alfx.evaluate(root_dir) == pytest.approx(measures)
     with pytest.raises(ConfError, match='has no episodes'):
         alfx.evaluate(root_dir, num_episodes=3)
+    assert 'has no episodes: remove --num_episodes' in program('evaluate', root_dir, '--num_episodes', '3').stderr
     with gin_utils.loaded(None, [], root_dir, same_run=False):
         with pytest.raises(ConfError, match='which has no policy to play\n.*alfx.bin.evaluate'):
             playing.make_policy(root_dir, 1)
