@@ -244,10 +244,6 @@ def time_step_spec(observation_spec: NestedTensorSpec, action_spec: NestedTensor
                     prev_action=action_spec, env_id=TensorSpec((), torch.int64))
 
 
-def _env_ids(env_id: Any, batch: int) -> torch.Tensor:
-    return torch.arange(batch) if env_id is None else env_id
-
-
 def restart(observation: NestedTensor, action_spec: NestedTensorSpec, reward_spec: TensorSpec = TensorSpec(()),
             env_id: Any = None, env_info: Any = (), batched: bool = False) -> TimeStep:
     """Create a FIRST time step.
@@ -298,4 +294,5 @@ def _step(step_type: int, observation: NestedTensor, prev_action: NestedTensor, 
     reward = torch.as_tensor(reward, dtype=reward_spec.dtype).expand(batch, *reward_spec.shape)
     return TimeStep(step_type=torch.full((batch, ), step_type, dtype=torch.int32), reward=reward,
                     discount=torch.as_tensor(discount, dtype=torch.float32).expand(batch), observation=observation,
-                    prev_action=prev_action, env_id=_env_ids(env_id, batch), env_info=env_info)
+                    prev_action=prev_action, env_id=torch.arange(batch) if env_id is None else env_id,
+                    env_info=env_info)

@@ -3,7 +3,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ class InitialWeights(NamedTuple):
 
 
 @configurable
-def initial_weights(weights: str = 'variance_scaling', biases: str = 'zeros', last_layers: str = 'small'
+def initial_weights(weights: Literal['variance_scaling', 'torch', 'orthogonal'] = 'variance_scaling',
+                    biases: Literal['zeros', 'torch'] = 'zeros', last_layers: Literal['small', 'same'] = 'small'
                     ) -> InitialWeights:
     """Choose the initial weights of all layers without a separate initializer.
 
@@ -43,11 +44,6 @@ def initial_weights(weights: str = 'variance_scaling', biases: str = 'zeros', la
     Raises:
         ValueError: an unknown scheme.
     """
-    choices = {'weights': (weights, ('variance_scaling', 'torch', 'orthogonal')),
-               'biases': (biases, ('zeros', 'torch')), 'last_layers': (last_layers, ('small', 'same'))}
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f'initial_weights.{name}: expected one of {list(allowed)}, found {value!r}')
     return InitialWeights(weights, biases, last_layers)
 
 

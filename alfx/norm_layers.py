@@ -7,7 +7,7 @@ needs separate statistics for each step (Cooijmans et al. 2016, arXiv:1603.09025
 batch norm layers of this module inside a network. Without calls of these functions the layers behave like torch's.
 """
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from alfx import context
 from alfx.context import running_statistics as running_statistics
-from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, Range, configurable
 
 
 class RowWeights(NamedTuple):
@@ -106,11 +106,9 @@ class BatchNorm(nn.Module):
     num_updates: torch.Tensor
 
     def __init__(self, size: Count, momentum: Fraction = 0.01, eps: Positive = 1e-3, renorm: bool = False,
-                 r_max: Positive = 3.0, d_max: NonNegative = 5.0, warm_up: int = 100000, unit: bool = False,
-                 n: Count | None = None):
+                 r_max: Annotated[float, Range(minimum=1)] = 3.0, d_max: NonNegative = 5.0, warm_up: int = 100000,
+                 unit: bool = False, n: Count | None = None):
         super().__init__()
-        if r_max < 1.0:
-            raise ValueError(f'BatchNorm.r_max: expected at least 1, found {r_max}')
         self._config: dict[str, Any] = dict(size=size, momentum=momentum, eps=eps, renorm=renorm, r_max=r_max,
                                             d_max=d_max, warm_up=warm_up, unit=unit)
         self.projects_parameters = unit

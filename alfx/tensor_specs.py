@@ -325,11 +325,10 @@ def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int
     Raises:
         SpecError: structure, shape or dtype differ; the message says where, what was expected and what was found.
     """
-    if nest.structure(nested) != nest.structure(spec):
-        try:
-            nest.assert_same_structure(spec, nested)
-        except ValueError as error:
-            raise SpecError(f'{where}: {error}') from None
+    try:
+        nest.assert_same_structure(spec, nested)
+    except ValueError as error:
+        raise SpecError(f'{where}: {error}') from None
     for (path, wanted), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):
         if tuple(tensor.shape[from_dim:]) != tuple(wanted.shape) or tensor.dtype != wanted.dtype:
             name = f'{where}.{path}' if path else where

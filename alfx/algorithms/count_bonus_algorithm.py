@@ -13,7 +13,7 @@ It is a simple baseline for learned novelty bonuses. Counts never decay, so the 
 the rest of a run, even if the policy has forgotten it.
 """
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Positive, check_value, configurable, problem_at
+from alfx.gin_utils import ConfError, Positive, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.algorithms.base.observation_grid import ObservationGrid
@@ -62,14 +62,13 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
     _counts: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
-                 bonus_coef: Positive = 1.0, counting: str = 'simhash', num_bits: int | None = None,
+                 bonus_coef: Positive = 1.0, counting: Literal['simhash', 'grid'] = 'simhash',
+                 num_bits: Annotated[int, Range(1, _MOST_BITS)] | None = None,
                  observation_adapt_speed: Positive | None = None, grid_size: int | Sequence[int] | None = None,
                  grid_bounds: Sequence[tuple[float, float] | None] | None = None, name: str = 'CountBonusAlgorithm'):
         super().__init__(observation_spec, observation_adapt_speed, observation_clip_value=None,
                          reward_adapt_speed=None, reward_zero_mean=False, name=name)
         owner = type(self).__name__
-        check_value(owner, 'counting', counting, str, choices=('simhash', 'grid'))
-        check_value(owner, 'num_bits', num_bits, int, minimum=1, maximum=_MOST_BITS, optional=True)
         foreign = (dict(grid_size=grid_size, grid_bounds=grid_bounds) if counting == 'simhash' else
                    dict(num_bits=num_bits, observation_adapt_speed=observation_adapt_speed))
         for argument, value in foreign.items():

@@ -10,7 +10,7 @@ conf file; transformers that look into the replay buffer come first in the list.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from alfx.algorithms.transformers.field_checks import check_fields, check_images
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler, GoalReward
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
-from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
-                                                     make_reward_normalizer, plan_normalizing, update_condition)
+from alfx.algorithms.transformers.normalization import (OFFLINE, UPDATE_MODES, episode_returns, exact_moments,
+                                                     make_normalizer, make_reward_normalizer, plan_normalizing)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, log_unused, problem_at
@@ -440,18 +440,18 @@ class ObservationNormalizer(SimpleDataTransformer):
 
     def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
                  clipping: float = 0., window_size: Count = 10000, update_rate: Fraction = 1e-4, speed: Positive = 8.0,
-                 zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
+                 zero_mean: bool = True, update_mode: Literal['replay', 'rollout', 'pretrain', 'offline'] = 'replay',
+                 mode: Literal['adaptive', 'window', 'em'] = 'adaptive') -> None:
         self._chosen, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
                                                                  clipping)
         super().__init__(observation_spec)
-        self._is_update_mode = update_condition('ObservationNormalizer', update_mode)
+        self._is_update_mode = UPDATE_MODES[update_mode]
         self._clipping = clipping
         self._is_fitted = update_mode == OFFLINE
         if self._is_fitted and mode != 'adaptive':
             raise ValueError(f"ObservationNormalizer.mode: must not be set with update_mode = 'offline', found "
                              f'{mode!r}')
-        self._normalizer = make_normalizer('ObservationNormalizer', mode, specs, zero_mean, speed, window_size,
-                                           update_rate)
+        self._normalizer = make_normalizer(mode, specs, zero_mean, speed, window_size, update_rate)
 
     @property
     def fits_offline_data(self) -> bool:
@@ -674,12 +674,13 @@ class RewardNormalizer(RewardTransformer):
     _num_updates: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec = (), normalizer: Optional[Normalizer] = None,
-                 update_max_calls: StepLimit = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
+                 update_max_calls: StepLimit = 0, clip_value: float = -1.,
+                 update_mode: Literal['replay', 'rollout'] = 'replay') -> None:
         super().__init__(observation_spec)
         self._normalizer = make_reward_normalizer() if normalizer is None else normalizer
         self._clip_value, self._update_max_calls = clip_value, update_max_calls
         self.update_mode = update_mode
-        self._is_update_mode = update_condition('RewardNormalizer', update_mode, ['replay', 'rollout'])
+        self._is_update_mode = UPDATE_MODES[update_mode]
         self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
 
     @property

@@ -104,7 +104,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
         self._action_encoder = SimpleActionEncoder(action_spec)
         self._recurrent_net = torch.nn.GRUCell(self._num_features, trajectory_size)
         size = trajectory_size + self._action_encoder.output_spec.numel + self._num_features
-        self._discriminator = EncodingNetwork(TensorSpec((size, )), fc_layer_params=hidden_sizes(hidden_size, owner),
+        self._discriminator = EncodingNetwork(TensorSpec((size, )), fc_layer_params=hidden_sizes(hidden_size),
                                               last_layer_size=1, last_activation=identity, name='discriminator')
         self._memory = EpisodicMemory(capacity, TensorSpec((self._num_features + trajectory_size, )))
         self._normalization = RewardNormalization(normalization, return_discount, clip_value, owner)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.intrinsic.intrinsic_reward import hidden_sizes
+from alfx.algorithms.intrinsic.intrinsic_reward import hidden_sizes, make_network
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import Count, Positive, check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -88,7 +88,7 @@ class DIAYNAlgorithm(Algorithm):
                  hidden_size: Count | Sequence[Count] = (), hidden_activation: Callable[[Tensor], Tensor] = torch.relu_,
                  name: str = 'DIAYNAlgorithm', action_spec: NestedTensorSpec = None,
                  normalize_observation: bool = True, optimizer: Any = None):
-        sizes = hidden_sizes(hidden_size, 'DIAYNAlgorithm')
+        sizes = hidden_sizes(hidden_size)
         representation_spec, goal_spec = _split(observation_spec)
         skill_spec = _skill_spec(skill_spec, goal_spec, name)
         num_skills = _size(skill_spec, name)
@@ -100,7 +100,7 @@ class DIAYNAlgorithm(Algorithm):
         first = int(skill_spec.minimum) if isinstance(skill_spec, BoundedTensorSpec) and self._is_discrete else 0
         self.register_buffer('_values', torch.arange(first, first + num_skills), persistent=False)
         self.register_buffer('_middle', _middle(skill_spec), persistent=False)
-        self._encoding_net = _made_network(encoding_net, representation_spec, name)
+        self._encoding_net = make_network(encoding_net, representation_spec, ('DIAYNAlgorithm', 'encoding_net'))
         self._discriminator = EncodingNetwork(self._encoding_net.output_spec, fc_layer_params=sizes,
                                               activation=hidden_activation, last_layer_size=num_skills,
                                               last_activation=identity, name=f'{name}/discriminator')
@@ -319,16 +319,3 @@ def _middle(skill_spec: TensorSpec) -> Tensor:
         if torch.isfinite(low).all() and torch.isfinite(high).all():
             return spec_means_and_magnitudes(skill_spec)[0]
     return torch.zeros(())
-
-
-def _made_network(encoding_net: Network | Callable[..., Network], representation_spec: NestedTensorSpec,
-                  name: str) -> Network:
-    """Return the encoding network itself, or create it by its constructor."""
-    if not isinstance(encoding_net, Network):
-        if representation_spec is None:
-            raise ValueError(f'{name}: a constructor as encoding_net needs observation_spec, the spec of its input')
-        encoding_net = encoding_net(input_tensor_spec=representation_spec)
-    if encoding_net.is_rnn:
-        raise ValueError(f'{name}: expected a feed-forward encoding_net, found {encoding_net.name} with state spec '
-                         f'{encoding_net.state_spec}')
-    return encoding_net

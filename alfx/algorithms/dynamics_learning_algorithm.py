@@ -19,7 +19,7 @@ Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.distributions.continuous import DiagMultivariateNormal
-from alfx.gin_utils import ConfError, check_value, configurable, problem_at, takes_arguments_of
+from alfx.gin_utils import ConfError, Count, Range, check_value, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
 from alfx.networks.network import Network
@@ -114,14 +114,14 @@ class DynamicsLearningAlgorithm(Algorithm):
     """
 
     def __init__(self, train_state_spec: NestedTensorSpec, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
-                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1, dynamics_network: Network | None = None,
-                 checkpoint: str | None = None, name: str = 'DynamicsLearningAlgorithm', normalize: bool = True,
-                 bootstrap: bool = True, holdout: float = 0.0, num_elites: int | None = None):
+                 hidden_size: Count | Sequence[Count] = 256, num_replicas: Count = 1,
+                 dynamics_network: Network | None = None, checkpoint: str | None = None,
+                 name: str = 'DynamicsLearningAlgorithm', normalize: bool = True, bootstrap: bool = True,
+                 holdout: Annotated[float, Range(0, 0.9)] = 0.0, num_elites: Count | None = None):
         super().__init__(train_state_spec=train_state_spec, checkpoint=checkpoint, name=name)
         owner = type(self).__name__
         _check_feature(owner, feature_spec)
-        self._num_replicas = check_value(owner, 'num_replicas', num_replicas, int, minimum=1)
-        self._holdout = check_value(owner, 'holdout', holdout, float, minimum=0, maximum=0.9)
+        self._num_replicas, self._holdout = num_replicas, holdout
         check_value(owner, 'num_elites', num_elites, int, minimum=1, maximum=num_replicas, optional=True)
         if num_elites is not None and num_elites < num_replicas and not holdout:
             raise ConfError([problem_at(owner, 'num_elites', f'= {num_elites} of {num_replicas}: elites are '
@@ -130,8 +130,9 @@ class DynamicsLearningAlgorithm(Algorithm):
         self._bootstrap = bootstrap and num_replicas > 1
         self._action_encoder = SimpleActionEncoder(action_spec)
         if dynamics_network is None:
+            sizes = tuple(hidden_size) if isinstance(hidden_size, Sequence) else (hidden_size, )
             dynamics_network = self._default_network((feature_spec, self._action_encoder.output_spec), feature_spec,
-                                                     _sizes(owner, hidden_size))
+                                                     sizes)
         if dynamics_network.is_rnn:
             raise SpecError(f'{owner}.dynamics_network: expected a feed-forward network, found '
                             f'{type(dynamics_network).__name__}')
@@ -284,13 +285,6 @@ def _check_feature(owner: str, spec: Any) -> None:
                         '(LatentMbrlAlgorithm)')
 
 
-def _sizes(owner: str, hidden_size: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
-    for size in sizes:
-        check_value(owner, 'hidden_size', size, int, minimum=1)
-    return sizes
-
-
 @configurable
 class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
     """Deterministic dynamics model; its loss is half of the mean squared error of the normalized change.
@@ -308,10 +302,12 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
 
     _is_stochastic = False
 
-    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec, hidden_size: int | Sequence[int] = 256,
-                 num_replicas: int = 1, dynamics_network_ctor: Callable[..., Network] | None = None,
+    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
+                 hidden_size: Count | Sequence[Count] = 256, num_replicas: Count = 1,
+                 dynamics_network_ctor: Callable[..., Network] | None = None,
                  name: str = 'DeterministicDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
-                 holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None):
+                 holdout: Annotated[float, Range(0, 0.9)] = 0.0, num_elites: Count | None = None,
+                 checkpoint: str | None = None):
         owner = type(self).__name__
         network: Any = None
         if dynamics_network_ctor is not None:

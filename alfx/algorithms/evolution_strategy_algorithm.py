@@ -11,7 +11,7 @@ generation, so that its members differ only in their parameters, and are updated
 """
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.algorithms.evolution.population import play_population
-from alfx.gin_utils import ConfError, Fraction, Positive, check_value, configurable, problem_at
+from alfx.gin_utils import (ConfError, Count, Fraction, NonNegative, Positive, Range, check_value, configurable,
+                            problem_at)
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -34,7 +35,6 @@ from alfx.utils.schedulers import as_scheduler
 EvolutionInfo = namedtuple('EvolutionInfo', ['action_distribution', 'returns'], default_value=())
 """``returns`` ``[N]`` of the members of a generation, or ``action_distribution`` of the policy in a step."""
 
-_STRATEGIES = ('openai', 'ars', 'snes')
 
 
 @configurable
@@ -84,10 +84,12 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
-                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork, num_agents: int = 30,
-                 sigma: Positive | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
-                 fitness_shaping: str = 'centered_rank', antithetic: bool = True, num_best: int | None = None,
-                 sigma_learning_rate: float | None = None, weight_decay: float = 0.0, is_stochastic: bool = False,
+                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
+                 num_agents: Annotated[int, Range(minimum=2)] = 30, sigma: Positive | Callable[[], float] = 0.1,
+                 num_episodes: Count = 1, strategy: Literal['openai', 'ars', 'snes'] = 'openai',
+                 fitness_shaping: Literal['centered_rank', 'standardized', 'raw'] = 'centered_rank',
+                 antithetic: bool = True, num_best: int | None = None, sigma_learning_rate: Positive | None = None,
+                 weight_decay: NonNegative = 0.0, is_stochastic: bool = False,
                  reward_weights: list[float] | None = None, epsilon_greedy: Fraction | None = None, env: Any = None,
                  config: TrainerConfig | None = None, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'EvolutionStrategyAlgorithm'):
@@ -95,8 +97,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=network.state_spec, reward_weights=reward_weights, env=env, config=config,
                          optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
-        self._check_arguments(num_agents, num_episodes, strategy, fitness_shaping, antithetic, num_best,
-                              sigma_learning_rate, weight_decay)
+        self._check_arguments(num_agents, strategy, fitness_shaping, antithetic, num_best, sigma_learning_rate)
         self.set_epsilon_greedy(epsilon_greedy)
         self._actor_network = network
         self._members = [StackedParameters(network, 1)]  # in a list to keep it out of checkpoints
@@ -114,16 +115,9 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                              else torch.zeros(0))
 
     @classmethod
-    def _check_arguments(cls, num_agents: int, num_episodes: int, strategy: str, fitness_shaping: str, antithetic: bool,
-                         num_best: int | None, sigma_learning_rate: float | None, weight_decay: float) -> None:
-        check = partial(check_value, cls.__name__)
-        check('num_agents', num_agents, int, minimum=2)
-        check('num_episodes', num_episodes, int, minimum=1)
-        check('strategy', strategy, str, choices=_STRATEGIES)
-        check('fitness_shaping', fitness_shaping, str, choices=tuple(evolution.FITNESS))
-        check('weight_decay', weight_decay, float, minimum=0)
-        check('num_best', num_best, int, minimum=1, maximum=num_agents // 2, optional=True)
-        check('sigma_learning_rate', sigma_learning_rate, float, above=0, optional=True)
+    def _check_arguments(cls, num_agents: int, strategy: str, fitness_shaping: str, antithetic: bool,
+                         num_best: int | None, sigma_learning_rate: float | None) -> None:
+        check_value(cls.__name__, 'num_best', num_best, int, minimum=1, maximum=num_agents // 2, optional=True)
         wrong = [(num_best is not None and strategy != 'ars', 'num_best', "has an effect only with strategy = 'ars'"),
                  (sigma_learning_rate is not None and strategy != 'snes', 'sigma_learning_rate',
                   "has an effect only with strategy = 'snes'"),

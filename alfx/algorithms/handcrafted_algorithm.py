@@ -94,7 +94,8 @@ class RandomAlgorithm(HandcraftedAlgorithm):
     @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'RandomAlgorithm'})
     def __init__(self, action_spec: NestedTensorSpec, name: str, **kwargs: Any):
         for path, spec in nest.flatten_with_path(action_spec):
-            if not _has_finite_bounds(spec):
+            if not (isinstance(spec, BoundedTensorSpec) and np.isfinite(spec.minimum).all()
+                    and np.isfinite(spec.maximum).all()):
                 raise SpecError(f"{name}: the action{f' at {path}' if path else ''}: expected a BoundedTensorSpec with "
                                 f'finite bounds to sample from uniformly, found {spec}; bound the action space, '
                                 'for example with a wrapper that rescales actions')
@@ -104,11 +105,6 @@ class RandomAlgorithm(HandcraftedAlgorithm):
         """Sample uniformly between the bounds of each action, for integers including both; ``[B, ...]``."""
         batch, device = nest.get_nest_batch_size(observation), nest.extract_any_leaf_from_nest(observation).device
         return nest.map_structure(lambda spec: spec.sample((batch, )).to(device), self._action_spec)
-
-
-def _has_finite_bounds(spec: TensorSpec) -> bool:
-    return isinstance(spec, BoundedTensorSpec) and bool(np.isfinite(spec.minimum).all()
-                                                        and np.isfinite(spec.maximum).all())
 
 
 @configurable

@@ -119,7 +119,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                          optimizer=optimizer, name=name)
         self._action_encoder = SimpleActionEncoder(action_spec)
         action = self._action_encoder.output_spec
-        sizes = hidden_sizes(hidden_size, owner)
+        sizes = hidden_sizes(hidden_size)
         self._encoding_net = encoder
         self._forward_net = _model(forward_net, [feature_spec, action], feature_spec, sizes, activation,
                                    (owner, 'forward_net'))

@@ -26,7 +26,7 @@ from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
 from alfx.algorithms.world_models import LearnsModel, termination_function
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Fraction, check_value, configurable, problem_at, takes_arguments_of
+from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 
@@ -77,11 +77,11 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, reward_module: Any,
                  planner_module_ctor: Callable[..., PlanAlgorithm], feature_spec: TensorSpec | None = None,
                  dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None = None,
-                 reward_spec: TensorSpec = TensorSpec(()), particles_per_replica: int = 1,
+                 reward_spec: TensorSpec = TensorSpec(()), particles_per_replica: Count = 1,
                  epsilon_greedy: Fraction | None = None, env: Any = None, config: TrainerConfig | None = None,
                  dynamics_optimizer: Any = None, reward_optimizer: Any = None, planner_optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'MbrlAlgorithm',
-                 discount: float = 1.0, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
+                 discount: Fraction = 1.0, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
                  optimizer: Any = None):
         owner = type(self).__name__
         feature_spec = observation_spec if feature_spec is None else feature_spec
@@ -98,8 +98,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         self._dynamics_module = dynamics
         self._reward_module: Any = reward_module
         self._planner_module = planner
-        self._particles = check_value(owner, 'particles_per_replica', particles_per_replica, int, minimum=1)
-        self._discount = check_value(owner, 'discount', discount, float, minimum=0, maximum=1)
+        self._particles, self._discount = particles_per_replica, discount
         self._termination_fn = termination_function(owner, termination_fn)
         planner.set_action_sequence_cost_func(self._calc_cost)
         if dynamics is not None:

@@ -15,9 +15,9 @@ The search follows MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with the
 ``rollout_step``. :mod:`alfx.tree_search.batched_search` describes the search and lists where each formula is
 implemented.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from alfx.algorithms.mcts.temperatures import VisitSoftmaxTemperatureByMoves, Vi
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
-from alfx.environments.environment_errors import nearest
 from alfx.gin_utils import Count, Fraction, Positive, configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -158,17 +157,14 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), expand_all_children: bool = False,
                  expand_all_root_children: bool = False, known_value_bounds: tuple[float, float] | None = None,
                  value_min_max_delta: float = 1e-30, ucb_break_tie_eps: float = 0.0,
-                 ucb_parent_visit_count_minus_one: bool = False, unexpanded_value_score: float | str = 0.5,
+                 ucb_parent_visit_count_minus_one: bool = False,
+                 unexpanded_value_score: float | Literal['max', 'min', 'mean', 'mean_with_parent', 'none'] = 0.5,
                  act_with_exploration_policy: bool = False, search_with_exploration_policy: bool = False,
-                 learn_with_exploration_policy: bool = False, exploration_policy_type: str = 'rkl',
+                 learn_with_exploration_policy: bool = False, exploration_policy_type: Literal['rkl', 'kl'] = 'rkl',
                  max_unroll_length: int = 1000000, num_parallel_sims: Count = 1, checkpoint: str | None = None,
-                 debug_summaries: bool = False, name: str = 'MCTSAlgorithm', root_search: str = 'ucb',
-                 max_num_considered_actions: Count = 16, gumbel_scale: float = 1.0, value_scale: float = 0.1,
-                 maxvisit_init: float = 50.0):
-        _check_choice(f'{name}.exploration_policy_type', exploration_policy_type, ('rkl', 'kl'))
-        _check_choice(f'{name}.root_search', root_search, ('ucb', 'gumbel'))
-        if isinstance(unexpanded_value_score, str):
-            _check_choice(f'{name}.unexpanded_value_score', unexpanded_value_score, rules.UNEXPANDED)
+                 debug_summaries: bool = False, name: str = 'MCTSAlgorithm',
+                 root_search: Literal['ucb', 'gumbel'] = 'ucb', max_num_considered_actions: Count = 16,
+                 gumbel_scale: float = 1.0, value_scale: float = 0.1, maxvisit_init: float = 50.0):
         if not isinstance(action_spec, BoundedTensorSpec):
             raise ValueError(f'{name}: expected a single bounded action, found {action_spec}')
         exploration = act_with_exploration_policy, search_with_exploration_policy, learn_with_exploration_policy
@@ -281,7 +277,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         prior = root_prior(root.action_probs, mask, self._root_dirichlet_alpha, fraction)
         search = self._rollout_search if kind == 'rollout' else self._predict_search
         candidates = root.actions if isinstance(root.actions, Tensor) else ()
-        infer = self._infer_by_index if isinstance(candidates, tuple) else self._infer_of_action
+        infer = self._infer_by_index if isinstance(candidates, tuple) else self._given_model.recurrent_inference
         trees = self.latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
         index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
         index = index.to(steps.device)
@@ -309,10 +305,6 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
     def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
         """Return the model's predictions for action indices, if the model returns no candidates."""
         return self._given_model.recurrent_inference(state, self._named(index))
-
-    def _infer_of_action(self, state: NestedTensor, action: Tensor) -> Any:
-        """Return the model's predictions for actions."""
-        return self._given_model.recurrent_inference(state, action)
 
     def _named(self, index: Tensor) -> Tensor:
         """Convert an index ``[B]`` to the action ``[B]`` of the spec."""
@@ -399,13 +391,6 @@ def _check_mask(name: str, observation_spec: Any, action_spec: BoundedTensorSpec
     if found != (num_categories(action_spec), ):
         raise ValueError(f"{name}: observation['valid_action_mask']: expected the shape ({num_categories(action_spec)},"
                          f'), one for each value of {action_spec}, found {found}')
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        hint = nearest(value, choices) or list(choices)
-        raise ValueError(f'{name}: expected one of {tuple(choices)}, found {value!r}; did you mean '
-                         f'{" or ".join(map(repr, hint))}?')
 
 
 # Settings of the papers -----------------------------------------------------------------------------------------

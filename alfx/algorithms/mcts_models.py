@@ -25,7 +25,7 @@ from alfx.algorithms.mcts.simple_networks import SimplePredictionNet as SimplePr
 from alfx.algorithms.mcts.simple_networks import (check_actions, create_simple_dynamics_net,
                                                  create_simple_encoding_net, create_simple_prediction_net)
 from alfx.data_structures import LossInfo, namedtuple
-from alfx.gin_utils import ConfError, Count, NonNegative, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, StepLimit, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss
@@ -103,19 +103,14 @@ class MCTSModel(nn.Module):
                  train_reward_function: bool, train_game_over_function: bool, train_repr_prediction: bool = False,
                  train_policy: bool = True, predict_reward_sum: bool = False, value_loss_weight: float = 1.0,
                  reward_loss_weight: float = 1.0, policy_loss_weight: float = 1.0, game_over_loss_weight: float = 1.0,
-                 repr_prediction_loss_weight: float = 1.0, initial_alpha: float = 0.0,
+                 repr_prediction_loss_weight: float = 1.0, initial_alpha: NonNegative = 0.0,
                  reward_loss: ScalarPredictionLoss = SquareLoss(), value_loss: ScalarPredictionLoss = SquareLoss(),
                  repr_loss: Callable[..., Any] = MeanSquaredLoss(batch_dims=2), target_entropy: float | None = None,
                  alpha_adjust_rate: NonNegative = 0.001, initial_loss_weight: float | None = 1.0,
-                 predict_initial_reward: bool = True, reset_reward_sum_period: int = 0,
+                 predict_initial_reward: bool = True, reset_reward_sum_period: StepLimit = 0,
                  apply_beyond_episode_end_mask: bool = False, apply_partial_trajectory_mask: bool = False,
                  debug_summaries: bool = False, name: str = 'MCTSModel'):
         super().__init__()
-        for what, number in (('num_unroll_steps', num_unroll_steps), ('initial_alpha', initial_alpha),
-                             ('alpha_adjust_rate', alpha_adjust_rate),
-                             ('reset_reward_sum_period', reset_reward_sum_period)):
-            if number < 0:
-                raise ValueError(f'{name}.{what}: expected a number >= 0, found {number}')
         self._representation_net = representation_net
         self._dynamics_net = dynamics_net
         self._prediction_net = prediction_net

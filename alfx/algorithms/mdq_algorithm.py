@@ -31,7 +31,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Count, Fraction, configurable
+from alfx.gin_utils import Count, Fraction, NonNegative, configurable
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
@@ -101,15 +101,13 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None, env: Any = None,
                  config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
                  target_entropy: TargetEntropy = calc_default_target_entropy_quantized, initial_log_alpha: float = 0.0,
-                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1, distill_noise: float = 0.01,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1, distill_noise: NonNegative = 0.01,
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, debug_summaries: bool = False,
                  name: str = 'MdqAlgorithm'):
         if not isinstance(critic_network, MdqCriticNetwork):
             critic_network = critic_network(input_tensor_spec=(observation_spec, action_spec))
             if not isinstance(critic_network, MdqCriticNetwork):
                 raise ValueError(f'{name}.critic_network: expected an MdqCriticNetwork, found {critic_network!r}')
-        if not distill_noise >= 0:
-            raise ValueError(f'{name}.distill_noise: expected at least 0, found {distill_noise}')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=MdqCriticState(), rollout_state_spec=(), env=env, config=config,
                          debug_summaries=debug_summaries, name=name)

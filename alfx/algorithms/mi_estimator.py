@@ -19,7 +19,7 @@ to ``log m``, which is also a valid bound. KLD with an average is DV.
 """
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ MIEstimatorLossInfo = namedtuple('MIEstimatorLossInfo', ['bound'], default_value
 """``bound``: maximized lower bound, ``[B]``, for summaries."""
 
 _LARGEST_EXPONENT = 20.0
-_SAMPLERS = ('buffer', 'double_buffer', 'shuffle', 'shift')
 
 
 @configurable
@@ -94,14 +93,11 @@ class MIEstimator(Algorithm):
     updates_are_traceable = False
 
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
-                 fc_layers: Sequence[Count] | Count = (256, ), sampler: str = 'buffer', buffer_size: Count = 65536,
-                 optimizer: Any = None, estimator_type: str = 'DV',
+                 fc_layers: Sequence[Count] | Count = (256, ),
+                 sampler: Literal['buffer', 'double_buffer', 'shuffle', 'shift'] = 'buffer', buffer_size: Count = 65536,
+                 optimizer: Any = None, estimator_type: Literal['DV', 'KLD', 'JSD', 'ML'] = 'DV',
                  averager: AdaptiveAverager | EMAverager | WindowAverager | None = None, name: str = 'MIEstimator'):
         bounds: dict[str, Callable[..., Tensor]] = {'DV': self._dv, 'KLD': self._kld, 'JSD': self._jsd}
-        if estimator_type not in (*bounds, 'ML'):
-            raise ValueError(f"{name}.estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found {estimator_type!r}")
-        if sampler not in _SAMPLERS:
-            raise ValueError(f'{name}.sampler: expected one of {_SAMPLERS}, found {sampler!r}')
         _check_averager(type(self).__name__, averager, estimator_type)
         super().__init__(optimizer=optimizer, name=name)
         self._type = estimator_type

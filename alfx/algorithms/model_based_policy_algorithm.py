@@ -15,7 +15,7 @@ from scratch. The wrapped algorithm performs the updates of the policy, from min
 """
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTran
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.world_models import WorldModel
 from alfx.data_structures import TimeStep
-from alfx.gin_utils import ConfError, check_value, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.schedulers import as_scheduler
 
@@ -74,10 +74,12 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                  rl_algorithm_cls: Callable[..., Any], reward_spec: TensorSpec = TensorSpec(()),
                  model_optimizer: Any = None, dynamics_module_ctor: Callable[..., Any] | None = None,
                  reward_module: Any = None, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
-                 real_share: float = 0.05, rollout_length: float | Callable[[], float] = 1, num_rollouts: int = 10000,
-                 num_imagined: int = 100000, model_period: int = 250, max_model_updates: int = 500,
-                 model_batch_size: int = 256, env: Any = None, config: TrainerConfig | None = None,
-                 optimizer: Any = None, debug_summaries: bool = False, name: str = 'ModelBasedPolicyAlgorithm'):
+                 real_share: Fraction = 0.05,
+                 rollout_length: Annotated[float, Range(minimum=1)] | Callable[[], float] = 1,
+                 num_rollouts: Count = 10000, num_imagined: Count = 100000, model_period: Count = 250,
+                 max_model_updates: Count = 500, model_batch_size: Count = 256, env: Any = None,
+                 config: TrainerConfig | None = None, optimizer: Any = None, debug_summaries: bool = False,
+                 name: str = 'ModelBasedPolicyAlgorithm'):
         owner = type(self).__name__
         rl = rl_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                               config=config, debug_summaries=debug_summaries)
@@ -89,13 +91,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                                         '@model/Adam()')])
         self._world_model = WorldModel(observation_spec, action_spec, reward_spec, dynamics_module_ctor, reward_module,
                                        termination_fn, model_optimizer, f'{name}.model', owner)
-        self._real_share = check_value(owner, 'real_share', real_share, float, minimum=0, maximum=1)
-        self._rollout_length = as_scheduler(rollout_length)
-        if not callable(rollout_length):
-            check_value(owner, 'rollout_length', rollout_length, float, minimum=1)
-        for argument, value in dict(num_rollouts=num_rollouts, num_imagined=num_imagined, model_period=model_period,
-                                    max_model_updates=max_model_updates, model_batch_size=model_batch_size).items():
-            check_value(owner, argument, value, int, minimum=1)
+        self._real_share, self._rollout_length = real_share, as_scheduler(rollout_length)
         self._num_rollouts, self._num_imagined = num_rollouts, num_imagined
         self._model_period, self._max_model_updates = model_period, max_model_updates
         self._model_batch_size = model_batch_size

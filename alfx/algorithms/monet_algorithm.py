@@ -21,7 +21,7 @@ learner of an :class:`~alfx.algorithms.agent.Agent`.
 """
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Count, NonNegative, configurable
+from alfx.gin_utils import Count, NonNegative, Range, configurable
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
@@ -219,15 +219,13 @@ class MoNetAlgorithm(Algorithm):
 
     _sigma: Tensor
 
-    def __init__(self, n_slots: int, slot_size: Count, input_tensor_spec: NestedTensorSpec,
+    def __init__(self, n_slots: Annotated[int, Range(minimum=2)], slot_size: Count, input_tensor_spec: NestedTensorSpec,
                  attention_unet_cls: Callable[..., Network] = MoNetUNet,
                  encoder_cls: Callable[..., Network] = EncodingNetwork,
                  decoder_cls: Callable[..., Network] = SpatialBroadcastDecodingNetwork,
                  recurrent_attention: bool = True, beta: NonNegative = 0.0, gamma: NonNegative = 0.0,
                  name: str = 'MoNetAlgorithm'):
         super().__init__(name=name)
-        if n_slots < 2:
-            raise ValueError(f'{name}: expected n_slots >= 2 (one is for the background), found {n_slots}')
         channels, height, width = _image_shape(input_tensor_spec, name)
         with_mask = TensorSpec((channels + 1, height, width))
         self._image_spec = TensorSpec((channels, height, width))

@@ -5,7 +5,7 @@ The policy of the bonus and of the targets is the softmax of the values of the t
 actions are chosen and the network is trained as in :class:`~alfx.algorithms.dqn_algorithm.DqnAlgorithm`, which also
 supports n-step returns; the bonus is then added to each of the n rewards.
 """
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from alfx.algorithms.base import q_values
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.data_structures import LossInfo
-from alfx.gin_utils import Count, Fraction, Positive, configurable, takes_arguments_of
+from alfx.gin_utils import Count, Fraction, Positive, Range, configurable, takes_arguments_of
 from alfx.utils.discrete_action import leaf_of_mask, mask_invalid
 
 
@@ -63,13 +63,11 @@ class MunchausenDqnAlgorithm(DqnAlgorithm):
     @takes_arguments_of(
         DqnAlgorithm, without=('target_net_target_action', 'num_atoms', 'v_min', 'v_max', 'reward_weights'),
         defaults={'name': 'MunchausenDqnAlgorithm'}, after={'temperature': 'critic_loss_ctor'})
-    def __init__(self, temperature: Positive = 0.03, bonus_weight: Fraction = 0.9, least_bonus: float = -1.0,
-                 num_critic_replicas: Count = 1, **kwargs: Any):
+    def __init__(self, temperature: Positive = 0.03, bonus_weight: Fraction = 0.9,
+                 least_bonus: Annotated[float, Range(maximum=0)] = -1.0, num_critic_replicas: Count = 1, **kwargs: Any):
         if kwargs['reward_spec'].ndim:
             raise ValueError(f"{kwargs['name']}: expected a scalar reward, found {kwargs['reward_spec']}; DqnAlgorithm "
                              'supports rewards with several dimensions')
-        if least_bonus > 0:
-            raise ValueError(f"{kwargs['name']}.least_bonus: expected at most 0, found {least_bonus}")
         super().__init__(target_net_target_action=True, num_critic_replicas=num_critic_replicas, **kwargs)
         self._temperature, self._bonus_weight, self._least_bonus = temperature, bonus_weight, least_bonus
 

@@ -33,7 +33,7 @@ from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep
-from alfx.gin_utils import ConfError, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
 from alfx.engine.capabilities import Capabilities
 from alfx.utils.saved_count import SavedCount
@@ -59,7 +59,7 @@ class MuzeroRepresentationTrainingOptions:
         priority_replay_beta: exponent of the importance weights.
     """
 
-    interval: int = 1
+    interval: Count = 1
     mini_batch_length: int = 1
     mini_batch_size: int = 256
     num_updates_per_train_iter: int = 10
@@ -104,8 +104,6 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         self._options = training_options
         own_config = config
         if training_options is not None:
-            if training_options.interval < 1:
-                raise ValueError(f'{name}.training_options: expected interval >= 1, found {training_options.interval}')
             settings = dataclasses.asdict(training_options)
             settings.pop('interval')
             own_config = dataclasses.replace(config, whole_replay_buffer_training=False, clear_replay_buffer=False,

@@ -210,15 +210,13 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
 
     @takes_arguments_of(RandomShootingAlgorithm, defaults={'name': 'CEMPlanAlgorithm'},
                         after={'reward_spec': 'planning_horizon'})
-    def __init__(self, population_size: Count, reward_spec: TensorSpec, elite_size: int = 50, max_iter_num: int = 5,
+    def __init__(self, population_size: Count, reward_spec: TensorSpec, elite_size: int = 50, max_iter_num: Count = 5,
                  epsilon: NonNegative = 0.01, tau: Annotated[float, Range(above=0, maximum=1)] = 0.9,
                  scalar_var: Positive | None = None, **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
+        check_value(type(self).__name__, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
         self._scalar_var = scalar_var
         self._optimizer_arguments = dict(self._optimizer_arguments, elite_size=elite_size, epsilon=epsilon, tau=tau,
-                                         max_iter_num=check_value(owner, 'max_iter_num', int(max_iter_num), int,
-                                                                  minimum=1))
+                                         max_iter_num=max_iter_num)
         super().__init__(population_size=population_size, reward_spec=reward_spec, **kwargs)
 
 

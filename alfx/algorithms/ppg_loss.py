@@ -6,7 +6,7 @@ import torch
 
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import NonNegative, configurable
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import dist_utils
 from alfx.utils.losses import element_wise_squared_loss
@@ -29,10 +29,8 @@ class PPGAuxPhaseLoss(Loss):
     """
 
     def __init__(self, td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss,
-                 policy_kl_loss_weight: float = 1.0, name: str = 'PPGAuxPhaseLoss'):
+                 policy_kl_loss_weight: NonNegative = 1.0, name: str = 'PPGAuxPhaseLoss'):
         super().__init__(name=name)
-        if policy_kl_loss_weight < 0:
-            raise ValueError(f'{name}.policy_kl_loss_weight: expected at least 0, found {policy_kl_loss_weight}')
         self._td_error_loss_fn = td_error_loss_fn
         self._policy_kl_loss_weight = policy_kl_loss_weight
 

@@ -87,13 +87,9 @@ class PPOAlgorithm(ActorCriticAlgorithm):
     def _values(self, root_inputs: TimeStep) -> torch.Tensor:
         """Return values of ``[B, T, ...]`` steps with one call of the network."""
         batch, length = root_inputs.step_type.shape
-        observation = nest.map_structure(lambda x: x.reshape(batch * length, *x.shape[2:]),
-                                         self._value_inputs(root_inputs))
+        observation = nest.map_structure(lambda x: x.reshape(batch * length, *x.shape[2:]), root_inputs.observation)
         value, _ = self._value(observation, ())
         return value.reshape(batch, length, *value.shape[1:])
-
-    def _value_inputs(self, root_inputs: TimeStep) -> NestedTensor:
-        return root_inputs.observation
 
     def _train_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor, value: torch.Tensor) -> Any:
         return self._completed_info(inputs, rollout_info, distribution, value)

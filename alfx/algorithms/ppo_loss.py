@@ -37,10 +37,8 @@ class PPOLoss(ActorCriticLoss):
         after={'compute_advantages_internally': 'normalize_advantages', 'importance_ratio_clipping': 'td_loss_weight'})
     def __init__(self, name: str, compute_advantages_internally: bool = False,
                  importance_ratio_clipping: Positive | Callable[[], Positive] = 0.2, log_prob_clipping: float = 0.0,
-                 check_numerics: bool = False, value_clipping: float | None = None, **kwargs: Any):
+                 check_numerics: bool = False, value_clipping: Positive | None = None, **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
-        if value_clipping is not None and value_clipping <= 0:
-            raise ValueError(f'{name}.value_clipping: expected a positive number or None, found {value_clipping}')
         self.value_clipping = value_clipping
         self._compute_advantages_internally = compute_advantages_internally
         self._clipping_schedule = None

@@ -15,7 +15,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, StepType, TimeStep
 from alfx.distributions import nests as dist_nests
-from alfx.gin_utils import Fraction, NonNegative, configurable
+from alfx.gin_utils import Fraction, Positive, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
 from alfx.utils import dist_utils
 
@@ -201,10 +201,8 @@ class SameActionPriorActor(_PriorActor):
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 same_action_noise: NonNegative = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
+                 same_action_noise: Positive = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
                  name: str = 'SameActionPriorActor'):
-        if not same_action_noise > 0.0:
-            raise ValueError(f'{name}: same_action_noise must be above 0, found {same_action_noise}')
         for spec in nest.flatten(action_spec):
             if not spec.is_continuous:
                 raise SpecError(f'{name} supports only continuous actions, found {spec}; use UniformPriorActor for '

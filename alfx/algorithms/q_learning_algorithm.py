@@ -23,7 +23,7 @@ from alfx import context
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import Fraction, NonNegative, configurable
+from alfx.gin_utils import Fraction, NonNegative, PositiveFraction, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import DiscreteAction, mask_invalid
 from alfx.algorithms.base.observation_grid import ObservationGrid
@@ -75,9 +75,9 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
     _num_episodes: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), lr: NonNegative | Callable[[], NonNegative] = 0.03,
+                 reward_spec: TensorSpec = TensorSpec(()), lr: PositiveFraction | Callable[[], NonNegative] = 0.03,
                  discount: Fraction = 0.99, epsilon_greedy: Fraction | Callable[[], Fraction] = 0.9,
-                 epsilon_decay: float = 0.9999, epsilon_min: Fraction = 0.01,
+                 epsilon_decay: PositiveFraction = 0.9999, epsilon_min: Fraction = 0.01,
                  grid_size: int | Sequence[int] | None = None,
                  grid_bounds: Sequence[tuple[float, float] | None] | None = None, initial_value: float = 0.0,
                  reward_weights: list[float] | None = None, env: Any = None, config: TrainerConfig | None = None,
@@ -85,9 +85,6 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=(), reward_weights=reward_weights, env=env, config=config,
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
-        for what, value in (('lr', lr), ('epsilon_decay', epsilon_decay)):
-            if not callable(value) and not 0.0 < value <= 1.0:
-                raise ValueError(f'{name}.{what}: expected a number in (0, 1], found {value}')
         self._grid = ObservationGrid(observation_spec, grid_size, grid_bounds, name)
         self._discrete = DiscreteAction(action_spec, name)
         num_cells, num_actions = self._grid.num_cells, self._discrete.num_actions

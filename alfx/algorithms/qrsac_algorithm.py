@@ -11,7 +11,7 @@ more finely than a minimum over critics. Read next :mod:`alfx.algorithms.categor
 """
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,8 +52,8 @@ class QrsacAlgorithm(SacAlgorithm):
         after={'min_critic_by_critic_mean': 'num_critic_replicas', 'num_dropped_quantiles': 'num_bootstrap_critics'})
     def __init__(self, action_spec: NestedTensorSpec, critic_network_cls: Callable[..., Any] | None,
                  critic_loss_ctor: Callable[..., Any] | None, debug_summaries: bool, name: str,
-                 target_entropy: TargetEntropy, bootstrap_critics: str, min_critic_by_critic_mean: bool = False,
-                 num_dropped_quantiles: int | None = None, **kwargs: Any):
+                 target_entropy: TargetEntropy, bootstrap_critics: Literal['min', 'mean'],
+                 min_critic_by_critic_mean: bool = False, num_dropped_quantiles: int | None = None, **kwargs: Any):
         require_continuous_actions(name, action_spec)
         loss = (critic_loss_ctor or OneStepTDQRLoss)(debug_summaries=debug_summaries, name='critic_loss')
         self._num_outputs = _num_quantiles_of(loss, name)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from alfx import context
 from alfx.algorithms.data_transformer import DataTransformer
-from alfx.algorithms.transformers.normalization import run_reward_spec, update_condition
+from alfx.algorithms.transformers.normalization import run_reward_spec
 from alfx.data_structures import Experience, TimeStep
 from alfx.gin_utils import Fraction, Positive, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -40,7 +40,7 @@ class DiscountedReturnScaling(DataTransformer):
         spec = TensorSpec(run_reward_spec().shape)
         super().__init__(observation_spec, spec)
         self._gamma, self._max_return = gamma, max_return
-        self._is_update_mode = update_condition('DiscountedReturnScaling', 'rollout')
+        self._is_update_mode = context.is_rollout
         self._stats = AdaptiveStats(spec, 1.0)
         self.register_buffer('_largest', torch.zeros(spec.shape))
 

@@ -172,7 +172,8 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         The loss of arriving at a step thus belongs to the step before it, and none is missing. See the base class.
         """
         with torch.no_grad():
-            self._update_statistics(self._last_frames(nest.map_structure(_later_rows, inputs.observation)))
+            later = nest.map_structure(lambda x: x[1:].flatten(0, 1), inputs.observation)
+            self._update_statistics(self._last_frames(later))
             observation, target = self._predicted(nest.map_structure(rows, inputs.observation))
             error = self._error(observation, target).reshape(inputs.step_type.shape)
             is_rewarded = ~is_first(inputs.step_type)
@@ -247,11 +248,6 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
 def _of_next_steps(observation: NestedTensor, target: Tensor, shape: torch.Size) -> NestedTensor:
     """Return the ``RNDTarget`` ``[T + 1, B, ...]`` of the next steps from flattened inputs and targets of all steps."""
     return nest.map_structure(lambda x: next_row(x.reshape(*shape, *x.shape[1:])), RNDTarget(observation, target))
-
-
-def _later_rows(x: Tensor) -> Tensor:
-    """Flatten ``[T + 1, B, ...]`` without the first step to ``[T * B, ...]``."""
-    return x[1:].flatten(0, 1)
 
 
 def _last_frames_spec(observation_spec: NestedTensorSpec, count: int, owner: str) -> NestedTensorSpec:

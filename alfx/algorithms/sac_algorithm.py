@@ -20,7 +20,7 @@ of action in :mod:`alfx.algorithms.sac.critics`, states in :mod:`alfx.algorithms
 """
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticI
                                         check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
                                         targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
-from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, Range, configurable
 from alfx.networks.action_specs import action_range, check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -153,15 +153,16 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  target_update_period: Count = 1, dqda_clipping: NonNegative | None = None, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
-                 train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0,
+                 train_actor_on_last_step: bool = True,
+                 rollout_noise_correlation: Annotated[float, Range(minimum=0, below=1)] = 0.0,
                  critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1,
-                 policy_critics: str = 'min', bootstrap_critics: str = 'min',
+                 policy_critics: Literal['min', 'mean'] = 'min', bootstrap_critics: Literal['min', 'mean'] = 'min',
                  num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None,
                  random_initial_actions: bool = False):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, prior_actor_ctor, target_entropy, reproduce_locomotion, train_actor_on_last_step,
                         rollout_noise_correlation, rollout_noise_repeat)
-        check_ensemble(name, num_critic_replicas, policy_critics, bootstrap_critics, num_bootstrap_critics)
+        check_ensemble(name, num_critic_replicas, num_bootstrap_critics)
         if random_initial_actions:
             for spec in nest.flatten(parts.continuous):
                 action_range(spec, f'{name}.random_initial_actions', 'set it to False')

@@ -18,7 +18,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
-from alfx.gin_utils import Positive, check_value, configurable
+from alfx.gin_utils import Positive, configurable
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.engine.capabilities import Capabilities
@@ -110,7 +110,6 @@ class TracAlgorithm(RLAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
                  ac_algorithm_cls: Callable[..., Any] = ActorCriticAlgorithm, action_dist_clip_per_dim: Positive = 0.01,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'TracAlgorithm'):
-        check_value(type(self).__name__, 'action_dist_clip_per_dim', action_dist_clip_per_dim, float)
         ac = ac_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                               config=config, debug_summaries=debug_summaries)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,

@@ -16,7 +16,7 @@ Read next: :mod:`alfx.algorithms.vae_representation_learner`, which adds a decod
 """
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -378,13 +378,11 @@ class DiscreteVAE(VariationalAutoEncoder):
     def __init__(self, z_spec: BoundedTensorSpec, input_tensor_spec: NestedTensorSpec | None = None,
                  z_network_cls: Callable[..., Network] = EncodingNetwork,
                  prior_input_tensor_spec: NestedTensorSpec | None = None,
-                 prior_z_network_cls: Callable[..., Network] | None = None, mode: str = 'st',
-                 gumbel_temp_scheduler: float | Callable[[], float] = 1.0, beta: NonNegative = 1.0,
+                 prior_z_network_cls: Callable[..., Network] | None = None, mode: Literal['st', 'st-gumbel'] = 'st',
+                 gumbel_temp_scheduler: Positive | Callable[[], Positive] = 1.0, beta: NonNegative = 1.0,
                  target_kld_per_categorical: Positive | None = None, beta_optimizer: Any = None,
                  name: str = 'DiscreteVAE'):
         owner = type(self).__name__
-        check_value(owner, 'mode', mode, str, choices=('st', 'st-gumbel'))
-        check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler, (float, callable), above=0)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
             raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no effect with mode='st'",
                                         "choose mode='st-gumbel', or leave it out")])

@@ -8,7 +8,7 @@ divergence.
 """
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,14 +85,13 @@ class VAERepresentationLearner(Algorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = (),
                  reward_spec: TensorSpec = TensorSpec(()), config: TrainerConfig | None = None,
                  vae_ctor: Callable[..., Algorithm] | None = None, decoder_ctor: Callable[..., Any] | None = None,
-                 observation_field: str = '', keep_other_fields: bool = False, output: str = 'z_mode',
-                 detach_output: bool = False, likelihood: str = 'gaussian', likelihood_std: Positive = 1.0,
+                 observation_field: str = '', keep_other_fields: bool = False,
+                 output: Literal['z', 'z_mode'] = 'z_mode', detach_output: bool = False,
+                 likelihood: Literal['bernoulli', 'gaussian'] = 'gaussian', likelihood_std: Positive = 1.0,
                  loss_weight: NonNegative = 1.0, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'VAERepresentationLearner'):
         owner = type(self).__name__
         check_value(owner, 'vae_ctor', vae_ctor, callable)
-        check_value(owner, 'output', output, str, choices=('z', 'z_mode'))
-        check_value(owner, 'likelihood', likelihood, str, choices=('bernoulli', 'gaussian'))
         super().__init__(optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         spec = nest.get_field(observation_spec, observation_field)
         if not isinstance(spec, TensorSpec) or spec.is_discrete:

@@ -55,8 +55,7 @@ def main() -> int:
         for name, epsilon_greedy in _modes(algorithm, config.epsilon_greedy):
             results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
                                       reference or policy_flags.reference_returns_of_run(root_dir))
-    if FLAGS.json is not None:
-        _write_json(results)
+    _write_json(results)
     return 0
 
 
@@ -71,8 +70,7 @@ def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
     if FLAGS.json != '-':
         for name, value in results['measures'].items():
             print(f'{name} {value:.6g}')
-    if FLAGS.json is not None:
-        _write_json(results)
+    _write_json(results)
 
 
 def _modes(algorithm: Any, conf_epsilon: float) -> list[tuple[str, float]]:
@@ -103,8 +101,8 @@ def _write_json(results: dict[str, Any]) -> None:
     text = json.dumps(results, indent=2) + '\n'
     if FLAGS.json == '-':
         sys.stdout.write(text)
-        return
-    alfx.gin_utils.stored_files.write(FLAGS.json, text)
+    elif FLAGS.json is not None:
+        alfx.gin_utils.stored_files.write(FLAGS.json, text)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,5 @@
 """Flags and loading code shared by the programs that use a trained policy, and the logging of all programs."""
+import contextlib
 import logging
 import logging.handlers
 import os
@@ -61,12 +62,10 @@ def reference_returns() -> tuple[float, float] | None:
     given = FLAGS.reference_returns
     if given is None:
         return None
-    try:
+    with contextlib.suppress(ValueError):
         low, high = map(float, given)
         if low < high:
             return low, high
-    except ValueError:
-        pass
     raise alfx.gin_utils.ConfError('--reference_returns: expected the return of a random policy and a larger return of '
                                    f'an expert, found {",".join(given)}', 'for example --reference_returns=-1200,-150')
 

@@ -109,9 +109,7 @@ def _read_content(path: str) -> dict[str, Any]:
         if checksum != file_digest(file, size - TRAILER_SIZE):
             raise Damaged('its checksum is wrong')
         try:
-            check_archive(file, size)
-            file.seek(0)
-            content = torch.load(file, map_location='cpu', weights_only=True)
+            content = load_archive(file, size)
         except pickle.UnpicklingError as error:  # torch's message suggests executing it
             raise CheckpointError(f'{path} holds more than weights and numbers, so reading it could execute code; it '
                                   'is not used') from error
@@ -126,8 +124,12 @@ def _read_content(path: str) -> dict[str, Any]:
     return {'replay': None, **content}
 
 
-def check_archive(file: Any, size: int) -> None:
-    """Raise a ValueError if unpacking the archive needs more memory than its own size, or a large buffer."""
+def load_archive(file: Any, size: int) -> Any:
+    """Load weights and plain values from an archive written by ``torch.save``.
+
+    Raises:
+        ValueError: unpacking the archive needs more memory than its own size, or a large buffer.
+    """
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
         if any(record.compress_type != zipfile.ZIP_STORED for record in records):
@@ -140,6 +142,8 @@ def check_archive(file: Any, size: int) -> None:
                 for operation, argument, _ in pickletools.genops(archive.read(record)):
                     if operation.name == 'GLOBAL' and str(argument).endswith(' bytearray'):
                         raise ValueError('expected tensors and plain values, found a bytearray')
+    file.seek(0)
+    return torch.load(file, map_location='cpu', weights_only=True)
 
 
 def _too_large(content: Any, size: int) -> str:
@@ -162,9 +166,7 @@ def _refuse_foreign(path: str, file: Any) -> None:
     if _is_pickle(file):  # not loaded, because it may declare tensors of any size
         raise CheckpointError(foreign)
     try:
-        check_archive(file, os.fstat(file.fileno()).st_size)
-        file.seek(0)
-        content = torch.load(file, map_location='cpu', weights_only=True)
+        content = load_archive(file, os.fstat(file.fileno()).st_size)
     except pickle.UnpicklingError as error:
         if 'unsupported' in str(error).lower():  # an intact file with classes that weights_only does not load
             raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, so reading '

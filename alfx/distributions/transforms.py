@@ -176,7 +176,7 @@ class Softplus(_Elementwise):
 
     def __init__(self, hinge_softness: Positive = 1.0, cache_size: int = 1):
         super().__init__(cache_size)
-        self._softness = _positive(hinge_softness)
+        self._softness = float(hinge_softness)
 
     def _settings(self) -> tuple:
         return (self._softness, )
@@ -212,7 +212,7 @@ class Softclip(_Elementwise):
         super().__init__(cache_size)
         if not low < high:
             raise ValueError(f'Softclip: expected low < high, found low={low}, high={high}')
-        self._low, self._high, self._softness = float(low), float(high), _positive(hinge_softness)
+        self._low, self._high, self._softness = float(low), float(high), float(hinge_softness)
 
     @property
     def codomain(self) -> constraints.Constraint:  # type: ignore[override]
@@ -268,17 +268,11 @@ def SoftclipTF(low: float, high: float, hinge_softness: Positive = 1.0) -> td.Tr
     """
     if not low < high:
         raise ValueError(f'SoftclipTF: expected low < high, found low={low}, high={high}')
-    h = _positive(hinge_softness)
+    h = float(hinge_softness)
     width = float(high) - float(low)
     scale = width / (width + h * math.log1p(math.exp(-width / h)))
     return td.ComposeTransform([AffineTransform(-low, 1.0), Softplus(h), AffineTransform(width, -1.0),
                                 Softplus(h), AffineTransform(high, -scale)], cache_size=1)
-
-
-def _positive(hinge_softness: float) -> float:
-    if not hinge_softness > 0:
-        raise ValueError(f'hinge_softness: expected a positive number, found {hinge_softness}')
-    return float(hinge_softness)
 
 
 def is_elementwise(transform: td.Transform) -> bool:

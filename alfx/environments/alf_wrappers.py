@@ -19,7 +19,7 @@ from alfx.environments.seeding import derived_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
-from alfx.gin_utils import configurable
+from alfx.gin_utils import Count, configurable
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
                                without_action)
 
@@ -144,10 +144,7 @@ class RandomFirstEpisodeLength(_EpisodeLimit):
 
     _STATE = ('_elapsed', '_limits', '_begun_episodes', '_generator')
 
-    def __init__(self, env: AlfEnvironment, random_length_range: int, num_episodes: int = 1):
-        if random_length_range < 1:
-            raise EnvironmentLoadError('RandomFirstEpisodeLength.random_length_range: expected at least 1, found '
-                                       f'{random_length_range}')
+    def __init__(self, env: AlfEnvironment, random_length_range: Count, num_episodes: int = 1):
         super().__init__(env)
         self._range, self._num_episodes = random_length_range, num_episodes
         self._begun_episodes = np.zeros(self.batch_size, np.int64)

@@ -170,9 +170,9 @@ class _ResetAgain(NextStepAutoreset):
         if self._mode is AutoresetMode.DISABLED:
             observation, infos = self.env.reset(options={'reset_mask': due.copy()})
             if due.all():
-                return _standstill(observation, infos)
+                return _standstill(observation, infos, len(due))
         elif due.all():
-            return self._with_held(_standstill(self._held[0], {}), due)
+            return self._with_held(_standstill(self._held[0], {}, len(due)), due)
         observation, rewards, terminated, truncated, infos = self.env.step(actions)
         observation = copied(self, observation)
         again, reset_infos = self.env.reset(options={'reset_mask': due.copy()})
@@ -185,7 +185,7 @@ class _DropFirstStep(NextStepAutoreset):
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         if due.all():
-            return self._with_held(_standstill(self._held[0], {}), due)
+            return self._with_held(_standstill(self._held[0], {}, len(due)), due)
         return self.env.step(actions)
 
 
@@ -220,16 +220,9 @@ def _put(env: VectorEnv, observation: Any, i: int, single: Any) -> None:
         leaf[i] = value
 
 
-def _standstill(observation: Any, infos: dict[str, Any]) -> Step:
-    """Return the result of a step in which all environments are due for a reset, so that none moves."""
-    count = len(_first_leaf(observation))
+def _standstill(observation: Any, infos: dict[str, Any], count: int) -> Step:
+    """Return the result of a step in which all ``count`` environments are due for a reset, so that none moves."""
     return observation, np.zeros(count), np.zeros(count, bool), np.zeros(count, bool), infos
-
-
-def _first_leaf(observation: Any) -> Any:
-    while isinstance(observation, (dict, tuple)):
-        observation = next(iter(observation.values() if isinstance(observation, dict) else observation))
-    return observation
 
 
 def _with_final_infos(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

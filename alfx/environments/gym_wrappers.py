@@ -8,7 +8,7 @@ observation that they change. Without ``fields`` they change the whole observati
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,7 @@ from alfx.environments.gym_action_wrappers import (ContinuousActionClip, Continu
                                                    NormalizedAction)
 from alfx.environments.image_spaces import (as_nest, box_like, image_axes, is_channels_last_image, luma, opencv,
                                             require_box)
-from alfx.gin_utils import configurable
+from alfx.gin_utils import Count, PositiveFraction, StepLimit, configurable
 
 __all__ = [
     'ActionMaskFromInfo', 'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping',
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
+ChannelOrder = Literal['channels_last', 'channels_first']
 
 
 def transform_space(observation_space: spaces.Space, field: str | None,
@@ -185,11 +186,8 @@ class FrameStack(BaseObservationWrapper):
         fields: fields to change; ``None``: the whole observation.
     """
 
-    def __init__(self, env: gymnasium.Env, stack_size: int = 4, channel_order: str = 'channels_last',
+    def __init__(self, env: gymnasium.Env, stack_size: Count = 4, channel_order: ChannelOrder = 'channels_last',
                  fields: Sequence[str] | None = None):
-        if stack_size < 1:
-            raise EnvironmentLoadError(f'FrameStack.stack_size: expected at least 1, found {stack_size}')
-        image_axes(channel_order)
         self._stack_size = stack_size
         self._axis = -1 if channel_order == 'channels_last' else 0
         self._frames: dict[str, deque] = {}
@@ -260,7 +258,7 @@ class FrameCrop(BaseObservationWrapper):
     """
 
     def __init__(self, env: gymnasium.Env, sx: int = 0, sy: int = 0, width: int = 84, height: int = 84,
-                 channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
+                 channel_order: ChannelOrder = 'channels_last', fields: Sequence[str] | None = None):
         window = (slice(sy, sy + height), slice(sx, sx + width))
         self._row_axis, self._column_axis = image_axes(channel_order)
         self._window = window if channel_order == 'channels_last' else (slice(None), *window)
@@ -308,11 +306,9 @@ class EpisodicRandomFrameCrop(_EpisodicAugmentation):
         fields: fields to change; ``None``: the whole observation.
     """
 
-    def __init__(self, env: gymnasium.Env, cropping_fraction: float = 0.8, channel_order: str = 'channels_last',
-                 share_cropping: bool = True, fields: Sequence[str] | None = None):
-        if not 0 < cropping_fraction <= 1:
-            raise EnvironmentLoadError('EpisodicRandomFrameCrop.cropping_fraction: expected a number in (0, 1], found '
-                                       f'{cropping_fraction}')
+    def __init__(self, env: gymnasium.Env, cropping_fraction: PositiveFraction = 0.8,
+                 channel_order: ChannelOrder = 'channels_last', share_cropping: bool = True,
+                 fields: Sequence[str] | None = None):
         self._fraction = cropping_fraction
         self._leading = (slice(None), ) * image_axes(channel_order)[0]
         self._share = share_cropping
@@ -352,7 +348,7 @@ class FrameFlip(_EpisodicAugmentation):
     """
 
     def __init__(self, env: gymnasium.Env, ud_flip_prob: float = 0.5, lr_flip_prob: float = 0.5,
-                 channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
+                 channel_order: ChannelOrder = 'channels_last', fields: Sequence[str] | None = None):
         self._probabilities = np.array([ud_flip_prob, lr_flip_prob])
         self._image_axes = image_axes(channel_order)
         self._flipped: tuple[int, ...] = ()
@@ -397,9 +393,7 @@ class FrameSkip(gymnasium.Wrapper):
         skip: number of repetitions.
     """
 
-    def __init__(self, env: gymnasium.Env, skip: int):
-        if skip < 1:
-            raise EnvironmentLoadError(f'FrameSkip.skip: expected at least 1, found {skip}')
+    def __init__(self, env: gymnasium.Env, skip: Count):
         super().__init__(env)
         self._skip = skip
 
@@ -436,12 +430,9 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         EnvironmentLoadError: the environment repeats actions itself, or opencv is missing.
     """
 
-    def __init__(self, env: gymnasium.Env, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
+    def __init__(self, env: gymnasium.Env, frame_skip: Count = 4, noop_max: StepLimit = 30, screen_size: Count = 84,
                  gray_scale: bool = True):
         super().__init__(env)
-        if frame_skip < 1 or noop_max < 0 or screen_size < 1:
-            raise EnvironmentLoadError('DMAtariPreprocessing: expected frame_skip >= 1, noop_max >= 0 and '
-                                       f'screen_size >= 1, found {frame_skip}, {noop_max} and {screen_size}')
         own_skip = getattr(env.unwrapped, '_frameskip', 1)
         if own_skip != 1 and frame_skip != 1:
             raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment repeats actions itself (frameskip='

@@ -30,9 +30,6 @@ def box_like(space: spaces.Box, func: Callable[[np.ndarray], np.ndarray]) -> spa
 
 def image_axes(channel_order: str) -> tuple[int, int]:
     """Return the height and width axes of an image."""
-    if channel_order not in ('channels_last', 'channels_first'):
-        raise EnvironmentLoadError("channel_order: expected 'channels_last' or 'channels_first', found "
-                                   f'{channel_order!r}')
     return (0, 1) if channel_order == 'channels_last' else (1, 2)
 
 

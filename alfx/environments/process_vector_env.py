@@ -22,7 +22,7 @@ from alfx.environments.seeding import process_seed
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name, goal_reward_fn
 from alfx.environments.worker import COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work
-from alfx.gin_utils import configurable
+from alfx.gin_utils import Count, configurable
 from alfx.utils import processes
 from alfx.utils.processes import Child
 
@@ -129,12 +129,11 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     owns_arrays = True
     _hang_hint = 'set create_environment.worker_timeout to end such a process after a number of seconds'
 
-    def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: int = 1, max_restarts: int = 0, name: str = '',
+    def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: Count = 1, max_restarts: int = 0, name: str = '',
                  start_serially: bool = True, torch_num_threads: int = 1, context: str | None = None,
                  timeout: float | None = None):
-        if not env_fns or envs_per_worker < 1:
-            raise EnvironmentLoadError(f'expected at least one environment and one per worker, found {len(env_fns)} '
-                                       f'environments, {envs_per_worker} per worker')
+        if not env_fns:
+            raise EnvironmentLoadError('expected at least one environment, found none')
         example = env_fns[0]()  # its spaces determine the size of the shared memory
         env_spaces = EnvSpaces.of(example)
         super().__init__(env_spaces, len(env_fns), example.metadata, example.render_mode,

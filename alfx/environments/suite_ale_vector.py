@@ -39,7 +39,7 @@ _INFOS = ('lives', 'frame_number', 'episode_frame_number')
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: Count | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         max_episode_steps: Count | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: Count = 1,
          num_threads: StepLimit = 0, frame_skip: Count = 4, noop_max: StepLimit = 30, screen_size: Count = 84,
          stack_size: Count = 4, sticky_action_probability: Fraction | None = None, full_action_space: bool = False,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ('lives', ),
@@ -78,8 +78,6 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
     game = registered.get('game')
     if game is None:
         raise EnvironmentLoadError(f'{name} is not a game of the Arcade Learning Environment')
-    if batch_size < 1:
-        raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
     unknown = [key for key in env_info_keys if key not in _INFOS]
     if unknown:
         raise EnvironmentLoadError(f'env_info_keys: expected some of {_INFOS}, found {unknown[0]!r}')

@@ -17,7 +17,7 @@ from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
          max_episode_steps: Count | Sequence[Count] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-         alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: Count = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: Count = 4, noop_max: StepLimit = 30,
          screen_size: Count = 84, stack_size: Count = 4, sticky_action_probability: Fraction | None = None,
          full_action_space: bool = False, env_info_keys: Sequence[str] = ('lives', ),

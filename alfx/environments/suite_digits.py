@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_helpers import SmallEnv, make_load
-from alfx.gin_utils import ConfError
 from alfx.environments.datagen import digit_images
 
 SPLITS = ('all', 'test', 'train')
@@ -35,15 +33,12 @@ def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
         both read-only. N is 1,797; 360 for 'test' and 1,437 for 'train'.
 
     Raises:
-        EnvironmentLoadError: scikit-learn is not installed.
+        ConfError: scikit-learn is not installed.
         ValueError: an unknown split.
     """
     if split not in SPLITS:
         raise ValueError(f'split: expected one of {SPLITS}, found {split!r}')
-    try:
-        images, labels = digit_images()
-    except ConfError as error:
-        raise EnvironmentLoadError(str(error)) from error
+    images, labels = digit_images()
     is_test = np.arange(len(labels)) % 5 == 0
     chosen = {'all': np.ones_like(is_test), 'test': is_test, 'train': ~is_test}[split]
     images, labels = images[chosen], labels[chosen]
@@ -64,7 +59,7 @@ class DigitsEnv(SmallEnv):
         num_steps: number of steps of an episode, which has one more image.
 
     Raises:
-        EnvironmentLoadError: scikit-learn is not installed.
+        ConfError: scikit-learn is not installed.
         ValueError: an argument is out of range.
     """
 

@@ -25,7 +25,7 @@ from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.spaces import flatten_space
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import TensorSpec
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils.value_checks import Count, StepLimit
 
 _log = logging.getLogger(__name__)
 _TRANSFORMERS = {'NormalizeObservation': 'ObservationNormalizer', 'NormalizeReward': 'RewardNormalizer'}
@@ -36,7 +36,7 @@ VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
 @gin_utils.configurable
 def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, discount: float = 1.0,
          max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-         alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
+         alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: Count = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, native: bool = False, env_args: Mapping[str, Any] | None = None,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
          render_mode: str | None = 'rgb_array') -> AlfEnvironment:
@@ -68,8 +68,6 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
         EnvironmentLoadError: an unknown name, a missing package, arguments that contradict each other.
         UnsupportedSpaceError: a space has no tensor spec.
     """
-    if batch_size < 1:
-        raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
     if native:
         if callable(environment_name):
             raise EnvironmentLoadError('native=True: only registered ids have a natively batched implementation, found '

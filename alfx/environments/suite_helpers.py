@@ -16,7 +16,7 @@ from alfx.environments.environment_errors import EnvironmentLoadError, nearest
 from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils.value_checks import StepLimit
+from alfx.gin_utils.value_checks import Count, StepLimit
 
 Constructor = Callable[..., Any]
 ResetResult = tuple[Any, dict[str, Any]]  # observation and info
@@ -85,7 +85,7 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
 
     def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
              max_episode_steps: StepLimit | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-             alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+             alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: Count = 1,
              vector_env: VectorEnvCtor = SerialVectorEnv, env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
         """Create a batch of one of these environments.
 
@@ -102,12 +102,10 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
             env_args: arguments of the environment's constructor.
 
         Raises:
-            EnvironmentLoadError: an unknown name or argument, or ``batch_size`` < 1.
+            EnvironmentLoadError: an unknown name or argument.
         """
         make = constructor_of(kind, environments, environment_name, max_episode_steps, env_args,
                               (*wrappers, *gym_env_wrappers))
-        if batch_size < 1:
-            raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
         return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
                                   alf_env_wrappers=alf_env_wrappers, image_channel_first=False,
                                   env_info_keys=env_info_keys)

@@ -1,7 +1,7 @@
 """MiniGrid and BabyAI: grid worlds with observations encoded for neural networks."""
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ from alfx.environments.gym_make import EnvWrapper
 
 # number of object kinds, colors and states in minigrid.core.constants: the largest value of each channel, plus one
 _CHANNEL_SIZES = (11, 6, 3)
-_OBSERVATIONS = ('one_hot', 'image', 'indices')
+GridEncoding = Literal['one_hot', 'image', 'indices']
 
 
 @gin_utils.configurable
@@ -33,11 +33,8 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
         EnvironmentLoadError: unknown ``observation``, or the environment has no grid.
     """
 
-    def __init__(self, env: gymnasium.Env, observation: str = 'one_hot', direction: bool = False):
+    def __init__(self, env: gymnasium.Env, observation: GridEncoding = 'one_hot', direction: bool = False):
         super().__init__(env)
-        if observation not in _OBSERVATIONS:
-            raise EnvironmentLoadError(f'MiniGridObservation.observation: expected one of {_OBSERVATIONS}, found '
-                                       f'{observation!r}')
         space = env.observation_space
         if not isinstance(space, spaces.Dict) or 'image' not in space.spaces:
             raise EnvironmentLoadError(f"MiniGridObservation: expected a Dict with 'image', found {space}")
@@ -68,7 +65,7 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
 @gin_utils.configurable
 @gin_utils.takes_arguments_of(suite_gym.load, without=('native', ), after={'observation': 'vector_env'})
 def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], image_channel_first: bool,
-         observation: str = 'one_hot', direction: bool = False, fully_observable: bool = False,
+         observation: GridEncoding = 'one_hot', direction: bool = False, fully_observable: bool = False,
          **kwargs: Any) -> AlfEnvironment:
     """Create a batch of a MiniGrid environment.
 

@@ -8,13 +8,12 @@ from gymnasium import spaces
 
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import FrameSkip, FrameStack
 from alfx.environments.gym_make import EnvWrapper
 from alfx.environments.suite_helpers import SmallEnv, constructor_of
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils import StepLimit, configurable
+from alfx.gin_utils import Count, StepLimit, configurable
 
 
 class StochasticWithRiskyBranch(SmallEnv):
@@ -55,7 +54,7 @@ class StochasticWithRiskyBranch(SmallEnv):
 @configurable
 def load(game: str, env_id: int | None = None, env_args: Mapping[str, Any] | None = None, discount: float = 1.0,
          frame_skip: int | None = None, frame_stack: int | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-         alf_env_wrappers: Sequence[AlfWrapper] = (), max_episode_steps: StepLimit = 0, batch_size: int = 1,
+         alf_env_wrappers: Sequence[AlfWrapper] = (), max_episode_steps: StepLimit = 0, batch_size: Count = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv) -> AlfEnvironment:
     """Create a batch of a simple environment.
 
@@ -73,13 +72,11 @@ def load(game: str, env_id: int | None = None, env_args: Mapping[str, Any] | Non
         vector_env: creates a gymnasium vector environment from constructors.
 
     Raises:
-        EnvironmentLoadError: an unknown name, or an argument out of range.
+        EnvironmentLoadError: an unknown name.
     """
     wrappers: list[EnvWrapper] = [] if frame_skip is None else [partial(FrameSkip, skip=frame_skip)]
     wrappers += [] if frame_stack is None else [partial(FrameStack, stack_size=frame_stack)]
     make = constructor_of('simple environment', {'StochasticWithRiskyBranch': StochasticWithRiskyBranch}, game,
                           max_episode_steps, env_args, [*wrappers, *gym_env_wrappers])
-    if batch_size < 1:
-        raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
     return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
                               alf_env_wrappers=alf_env_wrappers, image_channel_first=False)

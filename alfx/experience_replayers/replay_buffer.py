@@ -6,7 +6,7 @@ Storage and look-up are in :mod:`~alfx.experience_replayers.ring_buffer`, sampli
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.value_checks import Count, Fraction, log_unused
+from alfx.gin_utils.value_checks import Count, Fraction, Range, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -86,22 +86,19 @@ class ReplayBuffer(RingBuffer):
     """
 
     def __init__(self, data_spec: NestedTensorSpec, num_environments: Count, max_length: Count = 1024,
-                 num_earliest_frames_ignored: int = 0, prioritized_sampling: bool = False,
-                 initial_priority: float = 1.0, recent_data_steps: int = 1, recent_data_ratio: Fraction = 0.0,
-                 with_replacement: bool = False, device: str | torch.device = 'cpu', allow_multiprocess: bool = False,
+                 num_earliest_frames_ignored: Annotated[int, Range(minimum=0)] = 0, prioritized_sampling: bool = False,
+                 initial_priority: Annotated[float, Range(above=0, below=float('inf'))] = 1.0,
+                 recent_data_steps: Count = 1, recent_data_ratio: Fraction = 0.0, with_replacement: bool = False,
+                 device: str | torch.device = 'cpu', allow_multiprocess: bool = False,
                  keep_episodic_info: Optional[bool] = None, record_episodic_return: bool = False,
                  default_return: float = -1000.0, gamma: Fraction = 0.99,
                  reward_clip: Optional[tuple[float, float]] = None, enable_checkpoint: Optional[bool] = None,
                  name: str = 'ReplayBuffer', memory_map_dir: Optional[str] = None,
-                 return_after_truncation: Optional[float] = None, new_priority_period: int = 0) -> None:
-        require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored,
-                         new_priority_period=new_priority_period)
+                 return_after_truncation: Optional[float] = None,
+                 new_priority_period: Annotated[int, Range(minimum=0)] = 0) -> None:
         if new_priority_period and not prioritized_sampling:
             raise ValueError(f'{name}.new_priority_period: expected 0 without prioritized_sampling, found '
                              f'{new_priority_period}; set TrainerConfig.priority_replay = True or remove it')
-        require_at_least(name, 1, recent_data_steps=recent_data_steps)
-        if not 0.0 < initial_priority < float('inf'):
-            raise ValueError(f'{name}.initial_priority: expected a number above 0, found {initial_priority}')
         super().__init__(data_spec, num_environments, max_length, device, allow_multiprocess, memory_map_dir, name)
         if num_earliest_frames_ignored >= max_length:
             raise ValueError(f'{name}.num_earliest_frames_ignored: expected less than max_length ({max_length}), found '

@@ -410,8 +410,6 @@ def substitute(value: Any, macros: dict[str, Any], within: frozenset[str] = froz
         if value.name not in macros or value.name in within:  # ends a cycle
             return value
         return substitute(macros[value.name], macros, within | {value.name})
-    if isinstance(value, Reference):
-        return value
     if isinstance(value, (list, tuple)):
         return type(value)(substitute(item, macros, within) for item in value)
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ from . import registry, static_check, user_modules
 from .aliases import instead_of
 from .conf_error import ConfError, Problem
 from .conf_loading import import_configurables
-from .reference_types import resolve
+from .reference_types import find, resolve
 from .parsing import Reader, show_path
 
 _MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
@@ -248,7 +248,7 @@ class Record:
         selector = self.selector(owner)
         if (selector, name) in self.bindings:
             return self.bindings[selector, name].value
-        known = _resolved(selector)
+        known = find(selector)
         parameter = static_check.parameters_of(known)[0].get(name) if known else None
         if parameter is not None and parameter.default is not parameter.empty:
             return parameter.default
@@ -399,7 +399,7 @@ class Record:
         found = getattr(_imported(module), name, None)
         found = _imported(full) if found is None else found
         if found is None:
-            known = _resolved(f'{module.rpartition(".")[2]}.{name}', name)  # another module of alfx may define it
+            known = find(f'{module.rpartition(".")[2]}.{name}', name)  # another module of alfx may define it
             return Named(self, known.wrapped, known.selector) if known else Absent(self, full.removeprefix('alfx.'))
         top = module.partition('.')[0]
         if isinstance(found, types.ModuleType) and found.__name__.partition('.')[0] in ('alfx', top):
@@ -432,7 +432,7 @@ class Record:
     def selector(self, written: str) -> str:
         """Return the complete selector of a name that the conf has written; the name itself if alfx has none."""
         name = written.removeprefix('alf.')
-        known = _resolved(f'alfx.{name}', name, *([name.rpartition('.')[2]] if name != written else []))
+        known = find(f'alfx.{name}', name, *([name.rpartition('.')[2]] if name != written else []))
         return known.selector if known else name
 
     def by_name(self, named: Named, args: Sequence[Any]) -> dict[str, Any]:
@@ -501,16 +501,6 @@ def _imported(name: str) -> Optional[types.ModuleType]:
         return importlib.import_module(name)
     except ImportError:
         return None
-
-
-def _resolved(*names: str) -> Any:
-    """Return gin's entry for the first of these names that exists; ``None`` if none exists."""
-    for name in names:
-        try:
-            return resolve(name)
-        except (ValueError, KeyError):  # unknown, ambiguous
-            continue
-    return None
 
 
 def _has_stand_in(value: Any) -> bool:

@@ -23,7 +23,7 @@ import torch
 from . import static_check
 from .conf_error import ConfError, Problem, hint_nearest
 from .conf_loading import import_configurables
-from .reference_types import resolve
+from .reference_types import find, resolve
 from .parsing import Macro, Reader, Reference
 from .python_confs import Bound, Made, Named, NotExpressible, Location, Record, Unknown
 
@@ -259,9 +259,5 @@ class _Writer:
 
 def _short(selector: str) -> str:
     """Return the shortest unambiguous form of a selector of alfx; names of other packages stay complete."""
-    if not selector.startswith('alfx.'):
-        return selector
-    try:
-        return gin.config._REGISTRY.minimal_selector(resolve(selector).selector)
-    except (ValueError, KeyError):
-        return selector
+    known = find(selector) if selector.startswith('alfx.') else None
+    return gin.config._REGISTRY.minimal_selector(known.selector) if known else selector

@@ -19,11 +19,20 @@ def resolve(selector: str) -> Any:
     return gin.config.ConfigurableReference(selector, False).configurable
 
 
+def find(*selectors: str) -> Any:
+    """Return gin's entry for the first of these names that exists; ``None`` if none exists."""
+    for selector in selectors:
+        try:
+            return resolve(selector)
+        except (ValueError, KeyError):  # unknown, ambiguous
+            continue
+    return None
+
+
 def made_by(reference: Reference) -> Optional[type]:
     """Return the class of the object that calling the reference creates; ``None`` if it is unknown."""
-    try:
-        configurable = resolve(reference.selector)
-    except (ValueError, KeyError):  # reported by the check of references
+    configurable = find(reference.selector)
+    if configurable is None:  # reported by the check of references
         return None
     target = configurable.wrapped
     if inspect.isclass(target):

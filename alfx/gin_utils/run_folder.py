@@ -264,19 +264,15 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
         found = bindings.get(('/'.join(scopes[:depth]), selector, name))
         if found is not None or ('/'.join(scopes[:depth]), selector, name) in bindings:
             return found
-    try:
-        parameter = static_check.parameters_of(static_check.resolve(selector))[0].get(name)
-    except (ValueError, KeyError):
-        return _NotSet()
+    known = static_check.find(selector)
+    parameter = static_check.parameters_of(known)[0].get(name) if known else None
     return _NotSet() if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def _may_change(selector: str, name: str) -> bool:
     """Return whether an argument of ``selector`` may change when a run is resumed."""
-    try:
-        return name in settings.may_change(static_check.resolve(selector).wrapped)
-    except (ValueError, KeyError):
-        return False
+    known = static_check.find(selector)
+    return known is not None and name in settings.may_change(known.wrapped)
 
 
 def _show(key: tuple[str, str, str]) -> str:
@@ -296,10 +292,8 @@ def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
 
 def _full_name(selector: str) -> str:
     """Return the complete selector of a name; the name itself if it is no longer registered."""
-    try:
-        return static_check.resolve(selector).selector
-    except (ValueError, KeyError):
-        return selector
+    known = static_check.find(selector)
+    return known.selector if known else selector
 
 
 def _flat_text(conf: Conf) -> str:
@@ -309,9 +303,7 @@ def _flat_text(conf: Conf) -> str:
 
 def _with_overrides(path: str, conf: Conf) -> str:
     """Return the text of an existing ``config.gin`` with the changes of ``--conf_param`` at the end."""
-    text = ''
-    if os.path.isfile(path):
-        text = stored_files.read_text(path)
+    text = stored_files.read_text(path)
     overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
     names = {line.partition(' = ')[0] for line in overrides}
     kept = [line for line in text.splitlines() if line.partition(' = ')[0] not in names]

@@ -19,7 +19,7 @@ import torch
 
 from . import registry, type_check
 from alfx.gin_utils.conf_error import Problem, hint_nearest, nearest_name
-from .reference_types import family, made_by, resolve
+from .reference_types import family, find, made_by, resolve
 from alfx.gin_utils.aliases import instead_of, instead_of_parameter
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 
@@ -268,11 +268,9 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
 
 
 def _is_step_function(reference: Reference) -> bool:
-    try:
-        function = registry.step_function_of(resolve(reference.selector).selector)
-        return function is not None and not inspect.isclass(function)  # classes of distributions are registered so
-    except (ValueError, KeyError):  # reported by the check of references
-        return False
+    known = find(reference.selector)  # unknown names are reported by the check of references
+    function = registry.step_function_of(known.selector) if known else None
+    return function is not None and not inspect.isclass(function)  # classes of distributions are registered so
 
 
 def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolved]) -> list[Problem]:
@@ -331,11 +329,8 @@ def _check_circles(resolved: Sequence[Resolved], values: dict[str, Any]) -> list
 def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:
     if not isinstance(leaf, Reference) or not leaf.evaluate:
         return []
-    try:
-        configurable = resolve(leaf.selector)
-    except (ValueError, KeyError):  # reported by the check of references
-        return []
-    if registry.step_function_of(configurable.selector):
+    configurable = find(leaf.selector)  # unknown names are reported by the check of references
+    if configurable is None or registry.step_function_of(configurable.selector):
         return []
     return [name for name, parameter in parameters_of(configurable)[0].items()
             if parameter.default is parameter.empty and name not in bound.get(configurable.selector, ())]

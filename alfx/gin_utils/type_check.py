@@ -153,9 +153,7 @@ def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
 
 def _is_element(value: Any, arguments: tuple) -> bool:
     """Return whether ``value`` would fit if it were put into brackets."""
-    if not isinstance(value, (int, float, str)):
-        return False
-    return not arguments or check(value, arguments[0])[0] is None
+    return isinstance(value, (int, float, str)) and (not arguments or check(value, arguments[0])[0] is None)
 
 
 def _fit_made(value: Reference, annotation: Any) -> Any:
@@ -181,9 +179,8 @@ def _fit_constructor(value: Reference, annotation: Any) -> Any:
             return _require(issubclass(made, wanted) or issubclass(wanted, made), value,
                             f'{value!r} creates an instance of {made.__name__}')
         return value
-    wants_value = annotation in (int, float, bool, str, type(None)) or typing.get_origin(annotation) is typing.Literal
     base = typing.get_origin(annotation) or annotation
-    wants_value = wants_value or base in (list, tuple, dict)
+    wants_value = base in (int, float, bool, str, type(None), list, tuple, dict, typing.Literal)
     return _require(not wants_value, value, f'write {value!r}() to pass what it returns')
 
 

@@ -4,8 +4,8 @@
 
     check_value('SacAlgorithm', 'target_update_tau', target_update_tau, float, minimum=0, maximum=1)
 
-A range in the annotation of an argument needs no call. It is checked for values bound by a conf, before anything is
-constructed, and for values passed by callers of a configurable constructor or factory::
+A range or a Literal in the annotation of an argument needs no call. It is checked for values bound by a conf, before
+anything is constructed, and for values passed by callers of a configurable constructor or factory::
 
     def __init__(self, gamma: Fraction = 0.99, size: Count = 8, scale: Annotated[float, Range(below=2)] = 1.0):
 """
@@ -55,6 +55,8 @@ class Range(NamedTuple):
 
 Fraction = Annotated[float, Range(0, 1)]
 """A probability, a discount or a weight of an average."""
+PositiveFraction = Annotated[float, Range(above=0, maximum=1)]
+"""A share or a step size."""
 Count = Annotated[int, Range(minimum=1)]
 """A number of items of which there is at least one, a size or a period."""
 NonNegative = Annotated[float, Range(minimum=0)]
@@ -172,7 +174,7 @@ _hints: weakref.WeakKeyDictionary[Callable, tuple[Any, dict[str, Any]]] = weakre
 
 
 def limits_of(fn: Callable) -> dict[str, Any]:
-    """Return the annotations of the arguments of a function that contain a range, by argument."""
+    """Return the annotations of the arguments of a function that contain a range or a choice, by argument."""
     return {name: hint for name, hint in annotations_of(fn).items() if name != 'return' and _has_range(hint)}
 
 
@@ -196,7 +198,7 @@ def annotations_of(fn: Callable) -> dict[str, Any]:
 
 
 def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Raise a ConfError if a number, alone or in a list or tuple, is outside the range of its annotation, or a string.
+    """Raise a ConfError if a number or string, alone or in a list or tuple, is not admitted by its annotation.
 
     Args:
         owner: name of the class or factory.
@@ -215,7 +217,7 @@ def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) 
 def _has_range(annotation: Any) -> bool:
     if typing.get_origin(annotation) is Annotated:
         return any(isinstance(limits, Range) for limits in annotation.__metadata__)
-    return any(_has_range(argument) for argument in typing.get_args(annotation))
+    return typing.get_origin(annotation) is typing.Literal or any(map(_has_range, typing.get_args(annotation)))
 
 
 def _admits(annotation: Any, value: Any) -> bool:

@@ -15,13 +15,13 @@ from alfx.layers.fc import FC, ParallelFC
 from alfx.layers.images import RandomCrop, ReplicationPad2d
 from alfx.layers.param_layers import ParamConv2D, ParamFC
 from alfx.layers.residual_blocks import BottleneckBlock, ResidueBlock
-from alfx.layers.weights import Activation, Initializer, LayerNormOption, Norm
+from alfx.layers.weights import Activation, Initializer, LayerNormOption, Norm, NormPosition
 
 __all__ = [
     'Activation', 'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'Dropout',
     'ElementwiseLayerBase', 'FC', 'FixedDecodingLayer', 'GetFields', 'Identity', 'Initializer', 'Lambda',
-    'LayerNormOption', 'NaiveParallelLayer', 'Norm', 'OneHot', 'ParallelConv2D', 'ParallelConvTranspose2D',
-    'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
+    'LayerNormOption', 'NaiveParallelLayer', 'Norm', 'NormPosition', 'OneHot', 'ParallelConv2D',
+    'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
     'Scale', 'ScaleGradient', 'Sequential', 'Size2d', 'Sum', 'Transpose', 'copy_module', 'first_layers',
     'make_parallel_input', 'make_parallel_net', 'make_parallel_spec', 'out_of_place', 'pair', 'reset_parameters'
 ]

@@ -1,4 +1,6 @@
 """A fixed linear map from coefficients to the values of a function."""
+from typing import Literal
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -33,20 +35,16 @@ class FixedDecodingLayer(nn.Module):
 
     _weight: torch.Tensor
 
-    def __init__(self, input_size: Count, output_size: Count, basis_type: str = 'rbf', sigma: Positive = 1.0,
-                 tau: float = 0.5):
+    def __init__(self, input_size: Count, output_size: Count,
+                 basis_type: Literal['poly', 'cheb', 'rbf', 'haar'] = 'rbf', sigma: Positive = 1.0,
+                 tau: Positive = 0.5):
         super().__init__()
-        if sigma <= 0 or tau <= 0:
-            raise ValueError(f'FixedDecodingLayer: sigma and tau must be positive, found {sigma} and {tau}')
         bases = {'poly': _poly_basis, 'cheb': _chebyshev_basis, 'haar': _haar_basis}
         if basis_type == 'rbf':
             weight = _rbf_basis(input_size, output_size, sigma)
-        elif basis_type in bases:
+        else:
             values, order = bases[basis_type](input_size, output_size)
             weight = values * torch.tensor(float(tau), dtype=torch.float64)**order
-        else:
-            raise ValueError(f"FixedDecodingLayer: unknown basis_type {basis_type!r}; expected 'rbf' or one of "
-                             f'{sorted(bases)}')
         self.register_buffer('_weight', weight.float())
 
     @property

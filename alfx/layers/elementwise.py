@@ -1,14 +1,14 @@
 """Layers without weights: casts, reshapes, selections, sums and scalings."""
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from alfx import context, nest
-from alfx.gin_utils import Count, Fraction, configurable
+from alfx.gin_utils import Count, Range, configurable
 from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensor, SpecError, TensorSpec, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient
@@ -53,10 +53,8 @@ class Dropout(ElementwiseLayerBase):
         ValueError: ``rate`` is 1 or otherwise out of range.
     """
 
-    def __init__(self, rate: Fraction = 0.01):
+    def __init__(self, rate: Annotated[float, Range(minimum=0, below=1)] = 0.01):
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f'Dropout.rate: expected a probability in [0, 1), found {rate}')
         self._rate = rate
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -87,6 +85,18 @@ class Cast(ElementwiseLayerBase):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Convert ``inputs``; a tensor that already has the dtype is returned as it is."""
         return inputs.to(self._dtype)
+
+
+class MaxPool2D(ElementwiseLayerBase):
+    """Max pooling over squares of ``[..., C, H, W]``."""
+
+    def __init__(self, kernel: int):
+        super().__init__()
+        self._kernel = kernel
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pooled = F.max_pool2d(inputs.flatten(0, -4), self._kernel)
+        return pooled.view(*inputs.shape[:-2], *pooled.shape[-2:])
 
 
 def _after_batch(dim: int) -> int:

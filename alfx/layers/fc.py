@@ -70,9 +70,9 @@ class FC(_FullyConnected):
                  kernel_init_gain: float = 1.0, bias_init_value: float = 0.0,
                  bias_initializer: w.Initializer | None = None, use_torch_init: bool = False,
                  weight_opt_args: dict | None = None, bias_opt_args: dict | None = None, norm: w.Norm | None = None,
-                 norm_position: str = 'before', dropout: Fraction = 0.0, unit_weights: bool = False):
+                 norm_position: w.NormPosition = 'before', dropout: Fraction = 0.0, unit_weights: bool = False):
         super().__init__(input_size, output_size)
-        w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm, norm_position)
+        w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln, norm)
         self._config: dict[str, Any] = dict(
             activation=activation, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, bn_ctor=bn_ctor,
             kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain,
@@ -142,11 +142,10 @@ class ParallelFC(_FullyConnected):
 
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
     def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
-                 use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: str,
+                 use_bn: bool, use_ln: bool, use_torch_init: bool, norm: w.Norm | None, norm_position: w.NormPosition,
                  dropout: Fraction, unit_weights: bool, **kwargs: Any):
         super().__init__(input_size, output_size)
-        w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm,
-                               norm_position)
+        w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln, norm)
         self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
         self._init_bias = (kwargs['bias_initializer'], kwargs['bias_init_value'], use_torch_init)
         self._n = n

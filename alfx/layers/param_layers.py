@@ -4,10 +4,10 @@ The parameters come from particles or a hypernetwork; :class:`~alfx.layers.given
 """
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
 from alfx.layers.conv import Conv2D, Size2d
+from alfx.layers.elementwise import MaxPool2D
 from alfx.layers.fc import FC
 from alfx.layers.given_parameters import GivenParameters
 from alfx.layers.weights import Activation, Initializer
@@ -149,12 +149,9 @@ class ParamConv2D(ParamLayer):
         super().__init__(Conv2D(in_channels, out_channels, kernel_size, activation, strides, padding, use_bias,
                                 use_ln=use_ln, kernel_initializer=kernel_initializer,
                                 kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value), n_groups)
-        self._pooling_kernel = pooling_kernel
+        self._pool = None if pooling_kernel is None else MaxPool2D(pooling_kernel)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map ``[B, C, H, W]`` or ``[B, n, C, H, W]`` to ``[B, n, C', H', W']`` (``[B, C', H', W']`` for ``[D]``)."""
         outputs = super().forward(inputs)
-        if self._pooling_kernel is None:
-            return outputs
-        pooled = F.max_pool2d(outputs.flatten(0, -4), self._pooling_kernel)
-        return pooled.view(*outputs.shape[:-2], *pooled.shape[-2:])
+        return outputs if self._pool is None else self._pool(outputs)

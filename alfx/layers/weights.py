@@ -14,6 +14,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 Initializer = Callable[[torch.Tensor], Any]
 Norm = Callable[[int], nn.Module]
 LayerNormOption = bool | Literal['channels']
+NormPosition = Literal['before', 'after']  # the activation
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
@@ -32,7 +33,7 @@ def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
 
 
 def check_init_arguments(layer: str, use_torch_init: bool, kernel_initializer: Initializer | None, use_bn: bool,
-                         use_ln: bool, norm: Norm | None = None, norm_position: str = 'before') -> None:
+                         use_ln: bool, norm: Norm | None = None) -> None:
     """Raise ``ValueError`` for arguments that cannot be used together."""
     if use_torch_init and kernel_initializer is not None:
         raise ValueError(f'{layer}: use_torch_init=True and kernel_initializer cannot be used together')
@@ -40,9 +41,6 @@ def check_init_arguments(layer: str, use_torch_init: bool, kernel_initializer: I
         raise ValueError(f'{layer}: use_bn=True and use_ln=True cannot be used together')
     if norm is not None and (use_bn or use_ln):
         raise ValueError(f'{layer}: norm replaces use_bn=True and use_ln=True; remove one or the other')
-    if norm_position not in ('before', 'after'):
-        raise ValueError(f"{layer}.norm_position: expected 'before' or 'after' (the activation), found "
-                         f'{norm_position!r}')
 
 
 def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: float, activation: Activation,

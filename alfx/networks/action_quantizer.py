@@ -1,11 +1,11 @@
 """Discretization of continuous actions into bins."""
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.gin_utils import Count, configurable
+from alfx.gin_utils import Range, configurable
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
@@ -35,14 +35,9 @@ class ActionQuantizer(nn.Module):
     _middle: Tensor
     _half: Tensor
 
-    def __init__(self, action_spec: NestedTensorSpec, action_bins: Count = 15,
+    def __init__(self, action_spec: NestedTensorSpec, action_bins: Annotated[int, Range(minimum=2)] = 15,
                  rep_mode: Literal['boundary', 'center'] = 'boundary', sampling_method: Literal['uniform'] = 'uniform'):
         super().__init__()
-        if action_bins < 2:
-            raise ValueError(f'ActionQuantizer.action_bins: expected at least 2, found {action_bins}')
-        if rep_mode not in ('boundary', 'center') or sampling_method != 'uniform':
-            raise ValueError("ActionQuantizer: expected rep_mode 'boundary' or 'center' and sampling_method 'uniform', "
-                             f'found {rep_mode!r} and {sampling_method!r}')
         specs = nest.flatten(action_spec)
         for spec in specs:
             require_continuous(spec, 'ActionQuantizer')

@@ -20,15 +20,14 @@ mean and scale of a policy share one output layer. Read next: :mod:`alfx.network
 """
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import Count, configurable
-from alfx.layers import (FC, Activation, ElementwiseLayerBase, Initializer, Reshape, Sequential, make_parallel_net,
-                         reset_parameters)
+from alfx.layers import FC, Activation, ElementwiseLayerBase, Initializer, Reshape, Sequential, make_parallel_net
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.norm_layers import BatchNorm, ParallelLayerNorm, RmsNorm
 from alfx.tensor_specs import Nested, NestedTensorSpec, TensorSpec
@@ -53,10 +52,6 @@ class _AroundLayers(nn.Module):
     def __init__(self, layers: nn.Module):
         super().__init__()
         self._layers = layers
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        reset_parameters(self._layers)
 
     def make_parallel(self, n: int) -> nn.Module:
         """Create ``n`` stacked layers like this one."""
@@ -137,11 +132,6 @@ class HyperBlock(nn.Module):
         """Map ``[B, ..., h]`` of norm 1 to the same."""
         return _l2(inputs + self._rate(_l2(self._layers(inputs)) - inputs))
 
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        for part in (self._layers, self._rate):
-            reset_parameters(part)
-
     def make_parallel(self, n: int) -> 'HyperBlock':
         """Create ``n`` stacked layers like this one."""
         return HyperBlock(make_parallel_net(self._layers, n),  # type: ignore[arg-type]
@@ -216,12 +206,11 @@ class BlockEncodingNetwork(EncodingNetwork):
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None = None,
-                 block: str = 'simba', hidden_size: Count = 128, num_blocks: Count = 1,
-                 input_preprocessors: Nested = None, preprocessing_combiner: Callable | None = None,
-                 last_layer_size: Count | None = None, last_activation: Activation | None = None,
+                 block: Literal['simba', 'bro', 'hyper', 'flash'] = 'simba', hidden_size: Count = 128,
+                 num_blocks: Count = 1, input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None, last_layer_size: Count | None = None,
+                 last_activation: Activation | None = None,
                  last_kernel_initializer: Initializer | None = None, name: str = 'BlockEncodingNetwork'):
-        if block not in _BLOCKS:
-            raise ValueError(f'{name}.block: expected one of {list(_BLOCKS)}, found {block!r}')
         super().__init__(input_tensor_spec, input_preprocessors=input_preprocessors,
                          preprocessing_combiner=preprocessing_combiner, name=name)
         modules: list[Any] = [*self._chain, *_BLOCKS[block](self._output_spec.numel, hidden_size, num_blocks)]

@@ -10,10 +10,6 @@ from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wr
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec
 
 
-def _state_spec_of(module: Any) -> NestedTensorSpec:
-    return module.state_spec if isinstance(module, Network) else ()
-
-
 def _combined_state_spec(specs: Nested) -> NestedTensorSpec:
     """Return the nest of the state specs of the parts, or ``()`` if no part is recurrent."""
     return specs if nest.flatten(specs) else ()
@@ -49,7 +45,8 @@ class Sequential(Network):
         steps = parse_steps(modules, named_modules, output, name)
         if input_tensor_spec is None and steps[0].inputs is not None:
             raise ValueError(f'{name}: input_tensor_spec is required, because the first element selects from the input')
-        state_spec = _combined_state_spec(tuple(_state_spec_of(step.module) for step in steps))
+        elements = [step.module for step in steps]
+        state_spec = _combined_state_spec(tuple(x.state_spec if isinstance(x, Network) else () for x in elements))
         super().__init__(_known_input_spec(input_tensor_spec, steps[0].module, name), state_spec, name)
         self._output = output
         self._has_state = state_spec != ()

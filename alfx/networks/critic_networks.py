@@ -12,7 +12,7 @@ import torch
 from alfx import nest
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
-from alfx.layers import Activation, Initializer, Norm, make_parallel_input
+from alfx.layers import Activation, Initializer, Norm, NormPosition, make_parallel_input
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import NORM_ARGUMENTS, EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.network import NaiveParallelNetwork, Network, is_stacked
@@ -203,7 +203,7 @@ class CriticNetwork(_CriticBase):
                  kernel_initializer: Initializer | None = None, use_fc_bn: bool = False, use_fc_ln: bool = False,
                  last_use_fc_bn: bool = False, last_use_fc_ln: bool = False,
                  last_layer_activation: Activation = identity, use_naive_parallel_network: bool = False,
-                 name: str = 'CriticNetwork', norm: Norm | None = None, norm_position: str = 'before',
+                 name: str = 'CriticNetwork', norm: Norm | None = None, norm_position: NormPosition = 'before',
                  input_norm: Norm | None = None, dropout: Fraction = 0.0,
                  joint_encoder_ctor: Callable[..., Network] | None = None):
         super().__init__(input_tensor_spec, (), name)

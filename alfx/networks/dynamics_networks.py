@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from alfx.distributions.continuous import DiagMultivariateNormal
 from alfx.gin_utils import configurable
@@ -19,7 +18,7 @@ from alfx.networks.location_scale import LocationScaleProjection
 from alfx.networks.network import Network
 from alfx.networks.projection_networks import NormalProjectionNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.utils.math_ops import identity
+from alfx.utils.math_ops import identity, softlower, softupper
 
 
 def softly_bounded(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
@@ -32,8 +31,7 @@ def softly_bounded(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tens
 
     Near ``high`` the second line adds at most ``softplus(low - high)``, which is negligible for well separated bounds.
     """
-    y = high - F.softplus(high - x)
-    return low + F.softplus(y - low)
+    return softlower(softupper(x, high), low)
 
 
 @configurable

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
-from alfx.layers import (FC, Activation, Initializer, LayerNormOption, NaiveParallelLayer, Norm, Reshape, Size2d,
-                         first_layers, make_parallel_input, make_parallel_net, make_parallel_spec, pair)
+from alfx.layers import (FC, Activation, Initializer, LayerNormOption, NaiveParallelLayer, Norm, NormPosition, Reshape,
+                         Size2d, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec, pair)
 from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
@@ -161,7 +161,7 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_layer_size: Count | None = None, last_activation: Activation | None = None,
                  last_kernel_initializer: Initializer | None = None, last_use_fc_bn: bool = False,
                  last_use_fc_ln: bool = False, name: str = 'EncodingNetwork', use_conv_ln: LayerNormOption = False,
-                 norm: Norm | None = None, norm_position: str = 'before', input_norm: Norm | None = None,
+                 norm: Norm | None = None, norm_position: NormPosition = 'before', input_norm: Norm | None = None,
                  dropout: Fraction = 0.0):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):

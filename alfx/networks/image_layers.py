@@ -7,24 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from alfx.layers import (Activation, Conv2D, ElementwiseLayerBase, Initializer, LayerNormOption, Sequential,
-                         make_parallel_net, pair)
+from alfx.layers import (Activation, Conv2D, Initializer, LayerNormOption, Sequential, make_parallel_net, pair)
+from alfx.layers.elementwise import MaxPool2D
 from alfx.networks.network import Network, ParallelNetworkWrapper
 from alfx.tensor_specs import NestedTensor
-
-
-class MaxPool2D(ElementwiseLayerBase):
-    """Max pooling over squares of ``[..., C, H, W]``."""
-
-    def __init__(self, kernel: int):
-        super().__init__()
-        self._kernel = kernel
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        pooled = F.max_pool2d(inputs.flatten(0, -4), self._kernel)
-        return pooled.view(*inputs.shape[:-2], *pooled.shape[-2:])
 
 
 def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,

@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from alfx import context
-from alfx.gin_utils import Fraction, configurable
+from alfx.gin_utils import Count, PositiveFraction, configurable
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent
@@ -67,14 +67,9 @@ class Memory:
         size: number of slots.
         state_spec: nest of specs of :attr:`states`; zeros are an empty memory.
         name: name of the memory, used in messages.
-
-    Raises:
-        ValueError: ``dim`` or ``size`` is less than 1.
     """
 
     def __init__(self, dim: int, size: int, state_spec: NestedTensorSpec, name: str = 'Memory'):
-        if dim < 1 or size < 1:
-            raise ValueError(f'{name}: expected dim and size of at least 1, found dim={dim}, size={size}')
         self.dim, self.size = dim, size
         self.state_spec = state_spec
         self.name = name
@@ -190,15 +185,14 @@ class MemoryWithUsage(Memory):
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, dim: int, size: int, snapshot_only: bool = False, normalize: bool = True,
-                 scale: float | None = None, usage_decay: Fraction | None = None, name: str = 'MemoryWithUsage'):
+    def __init__(self, dim: Count, size: Count, snapshot_only: bool = False, normalize: bool = True,
+                 scale: float | None = None, usage_decay: PositiveFraction | None = None,
+                 name: str = 'MemoryWithUsage'):
         super().__init__(dim, size, UsageMemoryState(TensorSpec((size, dim)), TensorSpec((size, ))), name)
         if scale is None:
             scale = 5.0 if normalize else 1 / math.sqrt(dim)
         if usage_decay is None:
             usage_decay = 1 - 1 / size if size > 1 else 1.0
-        if not 0 < usage_decay <= 1:
-            raise ValueError(f'{name}: expected usage_decay in (0, 1], found {usage_decay}')
         self._snapshot_only = snapshot_only
         self._normalize = normalize
         self._scale = scale
@@ -277,7 +271,7 @@ class FIFOMemory(Memory):
         name: name of the memory.
     """
 
-    def __init__(self, dim: int, size: int, name: str = 'FIFOMemory'):
+    def __init__(self, dim: Count, size: Count, name: str = 'FIFOMemory'):
         super().__init__(dim, size, FIFOMemoryState(TensorSpec((size, dim)), TensorSpec((), torch.int64)), name)
 
     @property

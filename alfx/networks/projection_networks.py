@@ -6,7 +6,7 @@ Each maps ``[B, input_size]`` to a distribution with batch shape ``[B]`` over ac
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributions as td
@@ -185,14 +185,11 @@ class StableNormalProjectionNetwork(LocationScaleProjection):
 
     def __init__(self, input_size: Count, action_spec: TensorSpec, parallelism: Count | None = None,
                  activation: Activation = identity, projection_output_init_gain: float = 1e-5,
-                 squash_mean: bool = True, state_dependent_std: bool = False, inverse_std_transform: str = 'softplus',
-                 scale_distribution: bool = False, init_std: Positive = 1.0, min_std: NonNegative = 0.0,
-                 max_std: Positive | None = None, dist_squashing_transform: td.Transform = _STABLE_TANH,
-                 name: str = 'StableNormalProjectionNetwork'):
+                 squash_mean: bool = True, state_dependent_std: bool = False,
+                 inverse_std_transform: Literal['softplus', 'exp'] = 'softplus', scale_distribution: bool = False,
+                 init_std: Positive = 1.0, min_std: NonNegative = 0.0, max_std: Positive | None = None,
+                 dist_squashing_transform: td.Transform = _STABLE_TANH, name: str = 'StableNormalProjectionNetwork'):
         super().__init__(input_size, action_spec, parallelism, name)
-        if inverse_std_transform not in ('softplus', 'exp'):
-            raise ValueError(f"{name}: inverse_std_transform must be 'softplus' or 'exp', found "
-                             f'{inverse_std_transform!r}')
         if not 0 <= min_std < init_std < (math.inf if max_std is None else max_std):
             raise ValueError(f'{name}: expected 0 <= min_std < init_std < max_std, found {min_std}, {init_std}, '
                              f'{max_std}')
@@ -365,7 +362,7 @@ class OnehotCategoricalProjectionNetwork(Network):
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
-                 mode: str = 'st', gumbel_temperature: Positive = 1.0,
+                 mode: Literal['plain', 'st', 'gumbel', 'st-gumbel'] = 'st', gumbel_temperature: Positive = 1.0,
                  name: str = 'OnehotCategoricalProjectionNetwork'):
         size = _num_one_hot(action_spec)
         if not size:
@@ -375,8 +372,6 @@ class OnehotCategoricalProjectionNetwork(Network):
         ctors: dict[str, Callable[..., td.Distribution]] = {
             'plain': partial(td.OneHotCategorical, validate_args=False),
             'st': dist_utils.OneHotCategoricalStraightThrough, 'gumbel': gumbel, 'st-gumbel': gumbel}
-        if mode not in ctors:
-            raise ValueError(f"{name}: mode must be 'plain', 'st' or 'gumbel' (or 'st-gumbel'), found {mode!r}")
         super().__init__(TensorSpec((input_size, )), (), name)
         self._projection_layer = FC(input_size, size, kernel_init_gain=logits_init_output_factor)
         self._dist_ctor = ctors[mode]

@@ -7,12 +7,12 @@ actions gets ``(observation, continuous action)`` as input and combines both wit
 """
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
-from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
+from alfx.gin_utils import Count, NonNegative, Range, configurable, takes_arguments_of
 from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, Activation, Initializer, LayerNormOption, make_parallel_net
 from alfx.networks.action_specs import require_discrete
@@ -44,9 +44,6 @@ class _FreshNoiseFC(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._noisy.with_new_noise(inputs)
-
-    def reset_parameters(self) -> None:
-        self._noisy.reset_parameters()
 
 
 class _QHead(nn.Module):
@@ -158,13 +155,11 @@ class QNetworkBase(_EncoderAndHead):
                  encoding_network_ctor: Callable[..., Network], use_naive_parallel_network: bool = False,
                  name: str = 'QNetworkBase', head_fc_layer_params: Sequence[Count] = (),
                  head_activation: Activation = torch.relu_, head_kernel_initializer: Initializer | None = None,
-                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
+                 dueling: bool = False, noisy: bool = False, num_atoms: Annotated[int, Range(minimum=2)] | None = None,
                  noise_std: NonNegative | None = None, **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
         if noise_std is not None and not noisy:
             raise ValueError(f'{name}: noise_std is {noise_std}, but noisy is False; set noisy, or remove noise_std')
-        if num_atoms is not None and num_atoms < 2:
-            raise ValueError(f'{name}: num_atoms must be at least 2, or None for a single value, found {num_atoms}')
         self.num_actions = _number_of_actions(action_spec, name)
         self._action_spec, self.num_atoms = action_spec, num_atoms
         self._use_naive_parallel_network = use_naive_parallel_network
@@ -243,7 +238,7 @@ class QNetwork(QNetworkBase):
                                               'use_naive_parallel_network': 'kernel_initializer'})
     def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
-                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None,
+                 dueling: bool = False, noisy: bool = False, num_atoms: Annotated[int, Range(minimum=2)] | None = None,
                  use_layer_norm: LayerNormOption = False, noise_std: NonNegative | None = None, **kwargs: Any):
         if use_layer_norm and (dueling or noisy):
             raise ValueError(f"{kwargs['name']}: use_layer_norm is not supported together with "

@@ -12,13 +12,12 @@ The action taken at a step is the ``prev_action`` of the next step.
 import os
 import pickle
 import zipfile
-from typing import Any
 
 import numpy as np
 import torch
 
 from alfx.checkpoints.module_states import NOT_FITTING
-from alfx.checkpoints.reading import check_archive
+from alfx.checkpoints.reading import load_archive
 from alfx.data_structures import StepType
 from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
@@ -59,8 +58,7 @@ def _tensors(path: str) -> dict[str, torch.Tensor] | None:
         return None
     try:
         with open(path, 'rb') as file:
-            check_archive(file, os.path.getsize(path))
-        content: Any = torch.load(path, map_location='cpu', weights_only=True)
+            content = load_archive(file, os.path.getsize(path))
     except (pickle.UnpicklingError, zipfile.BadZipFile, *NOT_FITTING, EOFError, OSError):
         return None  # it contains more than tensors, or is another archive
     states = [content, *content.values()] if isinstance(content, dict) else []

@@ -1,5 +1,5 @@
 """Statistics of a dataset."""
-from alfx.offline.dataset_files import Dataset, normalized_score
+from alfx.offline.dataset_files import Dataset, arrays_of, normalized_score
 from alfx.offline.dataset_episodes import Episodes
 
 
@@ -42,9 +42,5 @@ def lines(dataset: Dataset) -> list[str]:
 
 def array_lines(episodes: Episodes) -> list[str]:
     """Return one line with the type, shape and range of each leaf of observation and action."""
-    result = []
-    for field in ('observation', 'action'):
-        for path, array in getattr(episodes, field).items():
-            name = f'{field}.{path}' if path else field
-            result.append(f'{name}: {array.dtype} {array.shape[1:]}, from {array.min():.6g} to {array.max():.6g}')
-    return result
+    return [f'{name}: {x.dtype} {x.shape[1:]}, from {x.min():.6g} to {x.max():.6g}'
+            for name, x in arrays_of(episodes).items() if name.split('.')[0] in ('observation', 'action')]

@@ -192,12 +192,7 @@ def _methods(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _without_task(folder: str) -> str:
-    path = os.path.join(folder, 'conf', 'config.gin')
-    if not os.path.isfile(path):
-        return os.path.dirname(os.path.abspath(folder))
-    lines = gin_utils.stored_files.read_text(path).splitlines(keepends=True)
-    return ''.join(sorted(line for line in lines if not line.startswith('#') and not _TASK_LINE.match(line)
-                          and not curves.is_seed_binding(line)))
+    return ''.join(sorted(line for line in curves.conf_lines(folder) if not _TASK_LINE.match(line)))
 
 
 def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:

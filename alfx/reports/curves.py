@@ -127,7 +127,8 @@ def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
     """
     keys: dict[str, list[str]] = {}
     for root_dir in root_dirs:
-        keys.setdefault(_conf_key(root_dir), []).append(root_dir)
+        key = ''.join([*conf_lines(root_dir), *map(str, user_code(root_dir).items())])
+        keys.setdefault(key, []).append(root_dir)
     groups: dict[str, list[str]] = {}
     for folders in keys.values():
         name = base = conf_name(folders[0])
@@ -139,13 +140,16 @@ def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _conf_key(root_dir: str) -> str:
+def conf_lines(root_dir: str) -> list[str]:
+    """Return the conf of a run without comments, the seed and other parameters that differ between runs of a group.
+
+    Without a conf file the only line is the folder that contains the run.
+    """
     path = os.path.join(root_dir, 'conf', 'config.gin')
     if not os.path.isfile(path):
-        return os.path.dirname(os.path.abspath(root_dir))
+        return [os.path.dirname(os.path.abspath(root_dir))]
     lines = stored_files.read_text(path).splitlines(keepends=True)
-    bindings = [line for line in lines if not is_seed_binding(line) and not line.startswith('#')]
-    return ''.join([*bindings, *map(str, user_code(root_dir).items())])
+    return [line for line in lines if not _SEED_BINDING.match(line) and not line.startswith('#')]
 
 
 def user_code(root_dir: str) -> dict[str, str]:
@@ -161,11 +165,6 @@ def user_code(root_dir: str) -> dict[str, str]:
         name = os.path.splitext(os.path.relpath(path, folder))[0]
         found[f'code of {name}'] = hashlib.sha256(text.encode()).hexdigest()[:8]
     return found
-
-
-def is_seed_binding(line: str) -> bool:
-    """Return whether a line of a conf binds the seed or another parameter that differs between runs of a group."""
-    return _SEED_BINDING.match(line) is not None
 
 
 def conf_name(root_dir: str) -> str:

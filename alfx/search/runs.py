@@ -4,6 +4,7 @@ An :class:`Executor` starts a :class:`Run` and returns its :class:`Execution`. T
 process is a pipe to which nothing is written: if the hyperparameter search dies, the pipe closes and the run exits
 (``run_process.py``).
 """
+import contextlib
 import json
 import os
 import re
@@ -123,10 +124,8 @@ class ProcessExecution:
 
 
 def _kill_session(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def log_tail(text: str) -> str:

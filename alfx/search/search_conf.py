@@ -233,10 +233,7 @@ def unused(conf: SearchConf, root_dir: str) -> list[str]:
 
 
 def _refused(probe: Statement) -> str:
-    try:
-        owner = static_check.resolve(probe.selector).wrapped
-    except (ValueError, KeyError):  # reported with a suggestion when the names are checked
-        return ''
+    owner = getattr(static_check.find(probe.selector), 'wrapped', None)  # unknown names are reported elsewhere
     if owner is Search:
         return 'it is a setting of the hyperparameter search'
     return _DECIDED_HERE.get(probe.name, '') if owner is TrainerConfig else ''

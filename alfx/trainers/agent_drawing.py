@@ -32,7 +32,8 @@ def agent_lines(agent: Agent, owners: dict[int, str]) -> list[str]:
     lines += ['', 'trained parameters:']
     lines += [f'  {field:{widths[0]}}  {training}' for field, _, _, _, training in rows]
     lines += [f'  loss: {" + ".join(agent.fields_with_loss())}']
-    lines += ['', *_reward_lines(agent), '', *replay_lines(agent.experience_spec)]
+    terms = ' + '.join(f'{coefficient:g} * {name}' for name, coefficient in agent.reward_coefficients().items())
+    lines += ['', f'reward that the policy is trained on: {terms}', '', *replay_lines(agent.experience_spec)]
     return lines
 
 
@@ -63,12 +64,6 @@ def _training(parameters: Iterable[torch.nn.Parameter], owners: dict[int, str]) 
     fixed = counts.pop('', 0)
     trained = [f'{count:,} by {name}' for name, count in counts.items()]
     return ', '.join([*trained, *([f'{fixed:,} not trained by gradients'] if fixed else [])])
-
-
-def _reward_lines(agent: Agent) -> list[str]:
-    """Describe the reward that the policy is trained on as a weighted sum."""
-    terms = ' + '.join(f'{coefficient:g} * {name}' for name, coefficient in agent.reward_coefficients().items())
-    return [f'reward that the policy is trained on: {terms}']
 
 
 def replay_lines(experience_spec: NestedTensorSpec) -> list[str]:

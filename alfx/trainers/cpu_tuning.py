@@ -128,9 +128,8 @@ def _choose_threads(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_s
     if any(p.ndim >= 4 for p in algorithm.parameters()):
         return available, 'convolutions'
     flop = max((2.0 * batch_size * rows * columns for rows, columns in shapes), default=0.0)
-    if flop < _MIN_FLOP_FOR_THREADS:
-        return 1, f'its largest product is {flop / 1e6:.3g} MFLOP'
-    return available, f'its largest product is {flop / 1e6:.3g} MFLOP'
+    threads = 1 if flop < _MIN_FLOP_FOR_THREADS else available
+    return threads, f'its largest product is {flop / 1e6:.3g} MFLOP'
 
 
 def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_size: int,

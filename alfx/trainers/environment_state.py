@@ -73,7 +73,7 @@ class EnvironmentState:
             return None
         self._has_saved = True
         if not needs_check:
-            self._stop_recording()
+            self.close()
         return saved
 
     def restore(self, saved: Any) -> bool:
@@ -97,7 +97,7 @@ class EnvironmentState:
                     return False
             self._env.set_state(state)
             self._is_verified = True
-            self._stop_recording()
+            self.close()
             return True
         except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment, which may raise anything
             logger.info('the state of the environments cannot be restored: %s', error)
@@ -124,20 +124,13 @@ class EnvironmentState:
 
     def _end_verification(self, answer: str | None) -> None:
         if answer == _EQUAL:
-            self._accept()
+            self._is_verified = True
+            self.close()
+            logger.info('the state of the environments is verified: it can be saved and restored exactly')
         elif answer == _STOPPED:
             self._process, self._has_saved = None, False  # again after the next checkpoint, or when the run resumes
         elif answer is not None:
             self._fail(answer)
-
-    def close(self) -> None:
-        """End the verification if it is in progress."""
-        self._stop_recording()
-
-    def _accept(self) -> None:
-        self._is_verified = True
-        self._stop_recording()
-        logger.info('the state of the environments is verified: it can be saved and restored exactly')
 
     def _fail(self, difference: str) -> None:
         self._difference = difference
@@ -145,7 +138,7 @@ class EnvironmentState:
 
     def _give_up(self, reason: str) -> None:
         self._has_given_up = True
-        self._stop_recording()
+        self.close()
         logger.info('the state of this environment cannot be saved%s: a resumed run starts new episodes',
                     reason and f' ({reason})')
 
@@ -155,7 +148,8 @@ class EnvironmentState:
                           f'TrainerConfig.environment_checkpoint_megabytes = {self._limit / 2**20:g}')
         return num_bytes > self._limit
 
-    def _stop_recording(self) -> None:
+    def close(self) -> None:
+        """Stop recording, and end the verification if it is in progress."""
         for recorder in self._recorders:
             recorder.stop()
         self._recorders = []

@@ -7,6 +7,7 @@ and renamed, so processes that build concurrently do not interfere. Without a co
 environment, the search runs on tensors instead.
 """
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -46,13 +47,11 @@ def _cache_folder() -> Path:
     """Return a folder that only this user can write; it is created if necessary."""
     base = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     folder = Path(base) / 'alfx'
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.stat()
         if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except OSError:
-        pass
     folder = Path(tempfile.mkdtemp(prefix='alfx-'))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -24,10 +24,8 @@ VISITS, PARENT, ACTION, TO_PLAY, OVER, DEPTH, CHILDREN, CHILD = range(8)
 # VALUE is the value predicted by the model.
 VALUE_SUM, VALUE, REWARD, PRIOR = range(4)
 
-UCB, RKL, KL, GUMBEL = range(4)
 RULES = ('ucb', 'rkl', 'kl', 'gumbel')
 _MOST_SIMULATIONS = 10_000  # larger numbers take hours or all memory for one search
-CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE = range(6)
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,8 @@ class SearchSettings:
 
     @cached_property
     def unexpanded_code(self) -> int:
-        """Code of ``unexpanded_value``: CONSTANT for a number, else the code of the string."""
-        return 1 + rules.UNEXPANDED.index(self.unexpanded_value) if isinstance(self.unexpanded_value, str) else CONSTANT
+        """Code of ``unexpanded_value`` in ``kernel.c``: 0 for a number, else the code of the string."""
+        return 1 + rules.UNEXPANDED.index(self.unexpanded_value) if isinstance(self.unexpanded_value, str) else 0
 
     @cached_property
     def unexpanded_constant(self) -> float:

@@ -7,18 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from alfx import context, nest
 from alfx.gin_utils import Count, Fraction, Positive, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
-
-
-def average_outer_dims(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions, ``[*spec.shape]``."""
-    outer = tensor.dim() - spec.ndim
-    return tensor.mean(tuple(range(outer))) if outer else tensor
+from alfx.utils.running_stats import average_outer_dims as average_outer_dims
 
 
 def _module_name(path: str) -> str:

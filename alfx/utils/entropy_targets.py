@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from alfx.gin_utils import Count, Fraction, configurable
+from alfx.gin_utils import Count, PositiveFraction, configurable
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _MODULE = 'alfx.utils.dist_utils'
@@ -28,7 +28,7 @@ def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
 
 
 @configurable(module=_MODULE)
-def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> float:
+def calc_default_target_entropy(spec: TensorSpec, min_prob: PositiveFraction = 0.1) -> float:
     """Default target entropy of a policy in nats, for entropy control as in SAC.
 
     A continuous component is assumed to be uniform over the fraction ``min_prob`` of its range, with entropy
@@ -47,8 +47,6 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> f
         SpecError: the spec has no finite bounds.
         ValueError: ``min_prob`` is out of range.
     """
-    if not 0.0 < min_prob <= 1.0:
-        raise ValueError(f'calc_default_target_entropy: min_prob must be in (0, 1], found {min_prob}')
     ranges = _ranges(spec, 'calc_default_target_entropy')
     if spec.is_continuous:
         return float(np.log(min_prob * ranges).sum())

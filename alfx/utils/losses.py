@@ -190,8 +190,7 @@ class _BinnedLoss(ScalarPredictionLoss):
         low, high = points[below], points[below + 1]
         return below, (target - low) / (high - low)
 
-    def _expectation(self, probs: Tensor) -> Tensor:
-        mean = probs @ self._points(probs.shape[-1], probs)
+    def _inverted(self, mean: Tensor) -> Tensor:
         if self._transform is not None and self._inverse_after_mean:
             return self._transform.inverse_transform(mean)
         return mean
@@ -217,7 +216,7 @@ class DiscreteRegressionLoss(_BinnedLoss):
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute the expectation of the distribution, see the base class."""
-        return self._expectation(torch.softmax(pred, -1))
+        return self._inverted(torch.softmax(pred, -1) @ self._points(pred.shape[-1], pred))
 
     def initialize_bias(self, bias: Tensor) -> None:
         """Make the probability of a bin decrease with its distance from 0 as ``exp(-|bin|)``."""
@@ -249,10 +248,7 @@ class OrderedDiscreteRegressionLoss(_BinnedLoss):
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``, see the base class."""
         points = self._points(pred.shape[-1], pred)
-        mean = points[0] + torch.sigmoid(pred[..., 1:]) @ points.diff()
-        if self._transform is not None and self._inverse_after_mean:
-            return self._transform.inverse_transform(mean)
-        return mean
+        return self._inverted(points[0] + torch.sigmoid(pred[..., 1:]) @ points.diff())
 
     def initialize_bias(self, bias: Tensor) -> None:
         """Make bins above 0 unlikely and bins up to 0 likely to be reached, increasingly with the distance from 0."""

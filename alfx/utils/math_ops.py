@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alfx import nest
-from alfx.gin_utils import configurable, register_function
+from alfx.gin_utils import Positive, configurable, register_function
 from alfx.tensor_specs import NestedTensor
 
 
@@ -253,9 +253,7 @@ class SqrtLinearTransform(InvertibleTransform):
         ValueError: ``eps`` is not positive.
     """
 
-    def __init__(self, eps: float = 0.001):
-        if not eps > 0:
-            raise ValueError(f'SqrtLinearTransform: eps must be positive, found {eps}')
+    def __init__(self, eps: Positive = 0.001):
         self._eps = eps
 
     def transform(self, x: Tensor) -> Tensor:
@@ -293,9 +291,7 @@ class Log1pTransform(InvertibleTransform):
         ValueError: ``alpha`` is not positive.
     """
 
-    def __init__(self, alpha: float = 20):
-        if not alpha > 0:
-            raise ValueError(f'Log1pTransform: alpha must be positive, found {alpha}')
+    def __init__(self, alpha: Positive = 20):
         self._alpha = alpha
 
     def transform(self, x: Tensor) -> Tensor:

@@ -24,9 +24,8 @@ def _as_float(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-def batch_mean(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions, ``[*spec.shape]``, without gradient."""
-    tensor = _as_float(tensor)
+def average_outer_dims(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions, ``[*spec.shape]``."""
     outer = tensor.dim() - spec.ndim
     return tensor.mean(tuple(range(outer))) if outer else tensor
 
@@ -198,7 +197,7 @@ class RunningStats(nn.Module):
     def _mean_of(self, tensor: Tensor) -> Tensor | None:
         """Mean of a batch over all ranks; ``None`` for an empty batch."""
         if context.get_ranks() is None:
-            return batch_mean(tensor, self.spec) if tensor.numel() else None
+            return average_outer_dims(_as_float(tensor), self.spec) if tensor.numel() else None
         moments = self._moments_of(tensor)
         return None if moments is None else moments[0]
 
@@ -240,8 +239,6 @@ class AdaptiveStats(RunningStats):
 
     def __init__(self, spec: TensorSpec, speed: float):
         super().__init__(spec)
-        if not speed > 0:
-            raise ValueError(f'speed must be positive, found {speed}')
         self._speed = speed
 
     def _next_weight(self) -> float:
@@ -263,8 +260,6 @@ class WindowStats(RunningStats):
 
     def __init__(self, spec: TensorSpec, window_size: int):
         super().__init__(spec)
-        if window_size < 1:
-            raise ValueError(f'window_size must be at least 1, found {window_size}')
         self._window_size = window_size
         self.register_buffer('means', torch.zeros((window_size, *spec.shape), dtype=self.mean.dtype))
         self.register_buffer('variances', torch.zeros((window_size, *spec.shape), dtype=self.mean.dtype))

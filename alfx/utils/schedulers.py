@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import gin
 
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
-from alfx.gin_utils import Positive, configurable, locations
+from alfx.gin_utils import NonNegative, Positive, configurable, locations
 from alfx.gin_utils.reference_types import made_by
 from alfx.gin_utils.parsing import Reference, substitute
 
@@ -134,11 +134,9 @@ class StepScheduler(_ScheduleOfPairs):
         ValueError: the schedule is empty or does not increase, or ``warm_up_period`` is negative.
     """
 
-    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]], warm_up_period: float = 0,
+    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]], warm_up_period: NonNegative = 0,
                  start: float = 0):
         super().__init__(progress_type, schedule)
-        if warm_up_period < 0:
-            raise ValueError(f'StepScheduler: warm_up_period must not be negative, found {warm_up_period}')
         self._warm_up_period = warm_up_period
         self._start = start
 
@@ -193,11 +191,8 @@ class ExponentialScheduler(Scheduler):
         ValueError: ``decay_rate`` or ``decay_time`` is not positive.
     """
 
-    def __init__(self, progress_type: str, initial_value: float, decay_rate: float, decay_time: Positive):
+    def __init__(self, progress_type: str, initial_value: float, decay_rate: Positive, decay_time: Positive):
         super().__init__(progress_type)
-        if not (decay_rate > 0 and decay_time > 0):
-            raise ValueError('ExponentialScheduler: decay_rate and decay_time must be positive, found '
-                             f'{decay_rate} and {decay_time}')
         self._initial_value, self._decay_rate, self._decay_time = initial_value, decay_rate, decay_time
 
     def _value_at(self, progress: float) -> float:
@@ -231,10 +226,8 @@ class CyclicalScheduler(Scheduler):
     """
 
     def __init__(self, progress_type: str, base_lr: float, bound_lr: float, half_cycle_size: Positive,
-                 switch_mode: str = 'step'):
+                 switch_mode: Literal['step', 'linear'] = 'step'):
         super().__init__(progress_type)
-        if switch_mode not in ('step', 'linear'):
-            raise ValueError(f"CyclicalScheduler: switch_mode must be 'step' or 'linear', found {switch_mode!r}")
         self._base, self._bound = base_lr, bound_lr
         self._half_cycle_size = half_cycle_size
         self._switch_mode = switch_mode

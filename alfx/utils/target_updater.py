@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alfx.gin_utils import Count, configurable
+from alfx.gin_utils import Count, PositiveFraction, configurable
 from alfx.optimizers.autograd import without_autograd
 from alfx.utils.saved_count import SavedCount
 
@@ -36,11 +36,9 @@ class TargetUpdater(nn.Module):
         ValueError: ``tau`` or ``period`` is out of range, or the models do not correspond to each other.
     """
 
-    def __init__(self, models: Models, target_models: Models, tau: float = 1.0, period: Count = 1,
+    def __init__(self, models: Models, target_models: Models, tau: PositiveFraction = 1.0, period: Count = 1,
                  init_copy: bool = True, delayed_update: bool = False):
         super().__init__()
-        if not 0.0 < tau <= 1.0:
-            raise ValueError(f'TargetUpdater.tau: expected a number in (0, 1], found {tau}')
         self._tau = tau
         self._period = period
         # in tuples, so that the models are not registered as children of this module

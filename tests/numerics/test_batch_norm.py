@@ -203,6 +203,6 @@ def test_errors_state_the_expected_values():
         BatchNorm(2)(torch.randn(1, 2))
     with norm_layers.counted(torch.ones(3)), pytest.raises(ValueError, match='each of 3 weights, found 4'):
         BatchNorm(2)(torch.randn(4, 2))
-    with pytest.raises(ValueError, match='BatchNorm.r_max: expected at least 1, found 0.5'):
+    with pytest.raises(ValueError, match='BatchNorm.r_max must be a number >= 1, found float 0.5'):
         BatchNorm(2, r_max=0.5)
     BatchNorm(2, r_max=1.0)

@@ -140,5 +140,5 @@ class TestInitialWeights:
     @pytest.mark.parametrize('name', ['weights', 'biases', 'last_layers'])
     def test_an_unknown_scheme_is_rejected_by_name(self, bindings, name):
         bindings(f"initial_weights.{name} = 'glorot'")
-        with pytest.raises(ValueError, match=rf"initial_weights\.{name}: expected one of .*found 'glorot'"):
+        with pytest.raises(ValueError, match=rf"initial_weights\.{name} must be .*found str 'glorot'"):
             FC(4, 4)

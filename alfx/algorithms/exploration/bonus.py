@@ -8,7 +8,7 @@ step arrives at with the earlier steps of the same episode. Their memory is carr
 models only can be computed again whenever a step is trained on (``rewards = 'sampled'``).
 """
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.gin_utils import ConfError, Fraction, check_value, configurable, problem_at
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 BonusState = namedtuple('BonusState', ['length', 'factors', 'normalization'], default_value=())
@@ -74,7 +74,7 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
                  factors: Sequence[Callable[..., Any]] = (), inverse_model: Callable[..., Any] | None = None,
                  random_network: NetworkOrConstructor | None = None, error_model: Callable[..., Any] | None = None,
                  normalization: str = 'none', return_discount: Fraction = 0.99, clip_value: float = -1.0,
-                 name: str = 'ExplorationBonus', rewards: str = 'collected'):
+                 name: str = 'ExplorationBonus', rewards: Literal['collected', 'sampled'] = 'collected'):
         super().__init__(observation_spec, None, None, None, False, name=name)
         owner = type(self).__name__
         if not factors:
@@ -100,7 +100,6 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         if users and not ensemble:
             raise ConfError([problem_at(owner, 'factors', f'has {users[0]}, which needs several forward models',
                                         'set inverse_model = @ICMAlgorithm and ICMAlgorithm.num_forward_models = 5')])
-        check_value(owner, 'rewards', rewards, str, choices=('collected', 'sampled'))
         self.rewards_batches = rewards == 'sampled'
         _check_scopes(made, self.rewards_batches, normalization)
         self._factors = nn.ModuleList(made)

@@ -5,7 +5,7 @@ arrived at, phi[t] its feature and e[t] the prediction error of random network d
 square. ``N[t]`` counts the visits to o[t] in its episode, the present one included; the first step of an episode counts
 as a visit.
 """
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -180,11 +180,10 @@ class NearestNeighbors(Factor):
 
     needs = 'feature'
 
-    def __init__(self, observation_spec: NestedTensorSpec, num_features: int, kind: str = 'kernel',
+    def __init__(self, observation_spec: NestedTensorSpec, num_features: int, kind: Literal['kernel', 'log'] = 'kernel',
                  num_neighbors: Count = 10, epsilon: Positive = 1e-3, capacity: Count = 1000):
         super().__init__(observation_spec, num_features)
         owner = type(self).__name__
-        check_value(owner, 'kind', kind, str, choices=('kernel', 'log'))
         check_value(owner, 'num_neighbors', num_neighbors, int, minimum=1, maximum=capacity)
         self._kind, self._num_neighbors, self._epsilon, self.capacity = kind, num_neighbors, epsilon, capacity
         self._memory = EpisodicMemory(capacity, TensorSpec((num_features, )))

@@ -15,7 +15,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Positive, check_value, problem_at
+from alfx.gin_utils import ConfError, Positive, problem_at
 from alfx.networks.network import Network, wrap_as_network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
@@ -246,16 +246,9 @@ def all_fixed(networks: list[Any]) -> bool:
     return is_traceable(nn.ModuleList([network for network in networks if network is not None]))
 
 
-def hidden_sizes(hidden_size: int | Sequence[int], owner: str) -> tuple[int, ...]:
-    """Return the sizes of hidden layers from the argument ``hidden_size`` of ``owner``; a number stands for one layer.
-
-    Raises:
-        ConfError: a size is not a positive int.
-    """
-    sizes = tuple(hidden_size) if isinstance(hidden_size, Sequence) else (hidden_size, )
-    for size in sizes:
-        check_value(owner, 'hidden_size', size, int, minimum=1)
-    return sizes
+def hidden_sizes(hidden_size: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of hidden layers from an argument ``hidden_size``; a number stands for one layer."""
+    return tuple(hidden_size) if isinstance(hidden_size, Sequence) else (hidden_size, )
 
 
 def make_network(network: Any, input_tensor_spec: NestedTensorSpec | None, where: tuple[str, str]) -> Network:

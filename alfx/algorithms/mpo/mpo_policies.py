@@ -83,7 +83,7 @@ class GaussianPolicy(nn.Module):
 
     def actions(self, distributions: Any, samples: Tensor) -> NestedTensor:
         """Convert samples ``[M, A]`` of these distributions to actions, a nest of ``[M, ...]``."""
-        clipped = self._clip(samples)
+        clipped = samples.clamp(self._low, self._high)
         leaves = []
         for spec, dist, leaf in zip(self._specs, nest.flatten(distributions, nest.is_distribution),
                                     clipped.split(self._sizes, -1)):
@@ -94,16 +94,13 @@ class GaussianPolicy(nn.Module):
     def clip(self, action: NestedTensor) -> NestedTensor:
         """Clip a nest of actions ``[B, ...]`` to their bounds."""
         bounds = zip(self._low.split(self._sizes), self._high.split(self._sizes), self._specs)
-        leaves = [torch.minimum(torch.maximum(leaf, low.reshape(spec.shape)), high.reshape(spec.shape))
+        leaves = [leaf.clamp(low.reshape(spec.shape), high.reshape(spec.shape))
                   for leaf, (low, high, spec) in zip(nest.flatten(action), bounds)]
         return nest.pack_sequence_as(self._action_spec, leaves)
 
-    def _clip(self, samples: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(samples, self._low), self._high)
-
     def value_within_bounds(self, samples: Tensor) -> Tensor:
         """Return ``-||a - clip(a)||^2``, the value of staying within the bounds: ``[..., A]`` to ``[...]``."""
-        return -(samples - self._clip(samples)).square().sum(-1)
+        return -(samples - samples.clamp(self._low, self._high)).square().sum(-1)
 
     def log_prior(self, target: tuple[Tensor, Tensor]) -> None:
         """Return ``None``: sampled actions have equal weights."""

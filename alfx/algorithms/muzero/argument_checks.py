@@ -10,28 +10,6 @@ from alfx.gin_utils import ConfError, log_unused, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _LEARNER = 'MuzeroRepresentationImpl'
-_MOST_STEPS = 10_000  # larger numbers take hours or all memory for one update
-
-
-def check_settings(name: str, settings: TargetSettings, gradient_scale: float, batch_size: int | None) -> None:
-    """Reject numbers that are out of range.
-
-    Raises:
-        ValueError: a number is out of range; the message names the argument.
-    """
-    s = settings
-    wrong = [('num_unroll_steps', 'at least 0', s.num_unroll_steps, s.num_unroll_steps >= 0),
-             ('td_steps', 'at least 1, or -1', s.td_steps, s.td_steps >= 1 or s.td_steps == -1),
-             ('discount', 'a number in [0, 1]', s.discount, 0 <= s.discount <= 1),
-             ('recurrent_gradient_scaling_factor', 'a number in [0, 1]', gradient_scale, 0 <= gradient_scale <= 1),
-             ('reanalyze_ratio', 'a number in [0, 1]', s.reanalyze_ratio, 0 <= s.reanalyze_ratio <= 1),
-             ('reanalyze_td_steps', 'at least 1', s.reanalyze_td_steps, s.reanalyze_td_steps >= 1),
-             ('reanalyze_batch_size', 'at least 1', batch_size, batch_size is None or batch_size >= 1)]
-    wrong += [(argument, f'at most {_MOST_STEPS:,}', getattr(s, argument), getattr(s, argument) <= _MOST_STEPS)
-              for argument in ('num_unroll_steps', 'td_steps', 'reanalyze_td_steps')]
-    for argument, expected, found, is_right in wrong:
-        if not is_right:
-            raise ValueError(f'{name}.{argument}: expected {expected}, found {found}')
 
 
 def check_reanalysis(name: str, settings: TargetSettings, ctor: Callable[..., Any] | None) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,14 @@ from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, search_obse
 from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Count, Fraction, configurable
+from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
 from alfx.algorithms.muzero.expressions import function_from_text
 from alfx.utils.target_updater import TargetUpdater
 
 _DOCUMENTED = 'alfx.algorithms.muzero_representation_learner'
+_MOST_STEPS = 10_000  # larger numbers take hours or all memory for one update
 
 MuzeroInfo = namedtuple('MuzeroInfo', ['action', 'value', 'target', 'loss'], default_value=())
 """Training data of a step, ``[B, ...]``: ``action``, the actions of the R following steps, nest ``[B, R, ...]``;
@@ -51,10 +52,7 @@ class LinearTdStepFunc:
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, max_bootstrap_age: float, min_td_steps: int = 1):
-        if not max_bootstrap_age > 0 or min_td_steps < 1:
-            raise ValueError('LinearTdStepFunc: expected max_bootstrap_age above 0 and min_td_steps >= 1, found '
-                             f'{max_bootstrap_age} and {min_td_steps}')
+    def __init__(self, max_bootstrap_age: Positive, min_td_steps: Count = 1):
         self._max_bootstrap_age, self._min_td_steps = max_bootstrap_age, min_td_steps
 
     def __call__(self, sample_age: Tensor, max_td_steps: int, current_max_age: float) -> Tensor:
@@ -130,14 +128,16 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
-                 model_ctor: Callable[..., MCTSModel], num_unroll_steps: int, td_steps: int, discount: float,
-                 reward_spec: TensorSpec = TensorSpec(()), recurrent_gradient_scaling_factor: float = 0.5,
+                 model_ctor: Callable[..., MCTSModel], num_unroll_steps: Annotated[int, Range(0, _MOST_STEPS)],
+                 td_steps: Annotated[int, Range(-1, _MOST_STEPS)], discount: Fraction,
+                 reward_spec: TensorSpec = TensorSpec(()), recurrent_gradient_scaling_factor: Fraction = 0.5,
                  reward_transformer: Callable[[Tensor], Tensor] | None = None, calculate_priority: bool | None = None,
                  train_reward_function: bool = True, train_game_over_function: bool = True,
                  train_repr_prediction: bool = False, train_policy: bool = True,
-                 reanalyze_algorithm_ctor: Callable[..., Any] | None = None, reanalyze_ratio: float = 0.0,
-                 reanalyze_td_steps: int = 5, reanalyze_td_steps_func: Callable[..., Tensor] | None = None,
-                 reanalyze_batch_size: int | None = None, full_reanalyze: bool = False,
+                 reanalyze_algorithm_ctor: Callable[..., Any] | None = None, reanalyze_ratio: Fraction = 0.0,
+                 reanalyze_td_steps: Annotated[int, Range(1, _MOST_STEPS)] = 5,
+                 reanalyze_td_steps_func: Callable[..., Tensor] | None = None,
+                 reanalyze_batch_size: Count | None = None, full_reanalyze: bool = False,
                  priority_func: Callable[[LossInfo], Tensor] |
                  str = "lambda loss_info: loss_info.extra['value'].sqrt().sum(dim=0)",
                  data_transformer_ctor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
@@ -146,9 +146,10 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
                  config: TrainerConfig | None = None, enable_amp: bool = True,
                  random_action_after_episode_end: bool = False, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MuzeroRepresentationImpl'):
+        if td_steps == 0:
+            raise ValueError(f'{name}.td_steps: expected at least 1, or -1, found 0')
         settings = TargetSettings(num_unroll_steps, discount, self._scalar_reward, train_reward_function, td_steps,
                                   reanalyze_ratio, reanalyze_td_steps, reanalyze_td_steps_func, full_reanalyze)
-        argument_checks.check_settings(name, settings, recurrent_gradient_scaling_factor, reanalyze_batch_size)
         argument_checks.check_reanalysis(name, settings, reanalyze_algorithm_ctor)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, train_state_spec=(),
                          reward_spec=reward_spec, config=config, optimizer=optimizer, checkpoint=checkpoint,

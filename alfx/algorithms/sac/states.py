@@ -81,9 +81,6 @@ def check_arguments(name: str, parts: ActionParts, prior_actor_ctor: Any, target
     Raises:
         ValueError: an argument is invalid; the message names it.
     """
-    if not 0.0 <= noise_correlation < 1.0:
-        raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
-                         f'{noise_correlation}')
     for argument, is_given in (('correlation', noise_correlation), ('repeat', noise_repeat is not None)):
         if is_given and parts.type == ActionType.Discrete:
             raise ValueError(f'{name}.rollout_noise_{argument} needs continuous actions, found {parts.discrete}')
@@ -98,16 +95,12 @@ def check_arguments(name: str, parts: ActionParts, prior_actor_ctor: Any, target
                          'train_actor_on_last_step at True')
 
 
-def check_ensemble(name: str, num_critics: int, policy_critics: str, bootstrap_critics: str,
-                   num_bootstrap_critics: int | None) -> None:
-    """Reject unknown reductions of the critics, and a subset larger than the number of critics.
+def check_ensemble(name: str, num_critics: int, num_bootstrap_critics: int | None) -> None:
+    """Reject a subset of critics larger than their number.
 
     Raises:
         ValueError: an argument is invalid; the message names it.
     """
-    for argument, value in (('policy_critics', policy_critics), ('bootstrap_critics', bootstrap_critics)):
-        if value not in ('min', 'mean'):
-            raise ValueError(f"{name}.{argument}: expected 'min' or 'mean', found {value!r}")
     if num_bootstrap_critics is not None and not 1 <= num_bootstrap_critics <= num_critics:
         raise ValueError(f'{name}.num_bootstrap_critics: expected a number from 1 to num_critic_replicas = '
                          f'{num_critics}, found {num_bootstrap_critics}')

@@ -295,13 +295,10 @@ class GoalRelabeler:
 
     Raises:
         SpecError: the goals do not exist or differ from each other.
-        ValueError: ``proportion`` is not a probability.
     """
 
     def __init__(self, owner: str, observation_spec: NestedTensorSpec, proportion: float, achieved_field: str,
                  desired_field: str, reward_fn: Callable[[Any, Any], Tensor], terminal_reward: float | None) -> None:
-        if not 0 <= proportion <= 1:
-            raise ValueError(f'{owner}.her_proportion: expected a number from 0 to 1, found {proportion}')
         check_goal_fields(owner, observation_spec, achieved_field, desired_field)
         self._owner = owner
         self._proportion = proportion

@@ -14,19 +14,9 @@ from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer,
 
 _log = logging.getLogger(__name__)
 OFFLINE = 'offline'
-_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain,
-                 OFFLINE: lambda: False}
-
-
-def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tuple(_UPDATE_MODES)) -> Callable[[], bool]:
-    """Return a function that returns whether the process is in the run mode ``update_mode``.
-
-    Raises:
-        ValueError: the mode is not one of ``choices``.
-    """
-    if update_mode not in choices:
-        raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
-    return _UPDATE_MODES[update_mode]
+UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain,
+                OFFLINE: lambda: False}
+"""Function that returns whether the process is in this run mode, in which statistics are updated."""
 
 
 def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int) -> list[tuple[Tensor, Tensor]]:
@@ -88,21 +78,15 @@ def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Seq
     return chosen, specs, nest.pack_sequence_as(observation_spec, leaves)
 
 
-def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,
+def make_normalizer(mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,
                     update_rate: float) -> Normalizer:
-    """Create the observation normalizer named by ``mode``; it updates its statistics only on request.
-
-    Raises:
-        ValueError: ``mode`` is not 'adaptive', 'window' or 'em'.
-    """
+    """Create the observation normalizer named by ``mode``; it updates its statistics only on request."""
     common: dict[str, Any] = dict(auto_update=False, zero_mean=zero_mean, name='observations')
     normalizers: dict[str, Callable[[], Normalizer]] = {
         'adaptive': lambda: AdaptiveNormalizer(specs, speed=speed, **common),
         'window': lambda: WindowNormalizer(specs, window_size=window_size, **common),
         'em': lambda: EMNormalizer(specs, update_rate=update_rate, **common),
     }
-    if mode not in normalizers:
-        raise ValueError(f'{owner}.mode: expected one of {sorted(normalizers)}, found {mode!r}')
     return normalizers[mode]()
 
 

@@ -20,10 +20,6 @@ logger = logging.getLogger(__name__)
 Losses = Callable[[Any], tuple[LossInfo, Tensor | None, NestedTensor]]
 
 
-def _no_graph_key() -> Hashable:
-    return None
-
-
 class Objective(NamedTuple):
     """Loss to minimize.
 
@@ -48,7 +44,7 @@ class Objective(NamedTuple):
     losses: Losses
     params: Sequence[nn.Parameter]
     name: str
-    graph_key: Callable[[], Hashable] = _no_graph_key
+    graph_key: Callable[[], Hashable] = lambda: None
     scaled: Callable[[Tensor], Tensor] | None = None
     gradient_noise: Callable[[Tensor, Sequence[nn.Parameter]], Any] | None = None
 

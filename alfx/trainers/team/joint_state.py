@@ -80,13 +80,9 @@ def load_metrics(metrics: Sequence[Any], states: Sequence[list[State]]) -> None:
     """
     for i, metric in enumerate(metrics):
         for name, part in _joinable(metric):
-            own: list[dict[str, Tensor]] = [_top(state[i][name]) for state in states]
+            own: list[dict[str, Tensor]] = [_below('', state[i][name]) for state in states]
             part.take_joined(part.join_states(own))
 
 
 def _joinable(metric: nn.Module) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in metric.named_modules() if hasattr(part, 'join_states')]
-
-
-def _top(state: State) -> State:
-    return {key: value for key, value in state.items() if '.' not in key}

@@ -103,8 +103,8 @@ def test_targets_use_dropout_too():
 
 @pytest.mark.parametrize('args, message', [
     (dict(num_bootstrap_critics=3), 'num_bootstrap_critics: expected a number from 1 to num_critic_replicas = 2'),
-    (dict(policy_critics='max'), "policy_critics: expected 'min' or 'mean', found 'max'"),
-    (dict(bootstrap_critics='least'), "bootstrap_critics: expected 'min' or 'mean', found 'least'")])
+    (dict(policy_critics='max'), "policy_critics must be 'min' or 'mean', found str 'max'"),
+    (dict(bootstrap_critics='least'), "bootstrap_critics must be 'min' or 'mean', found str 'least'")])
 def test_invalid_reductions_of_critics_are_rejected_by_name(args, message):
     with pytest.raises(ValueError, match=message):
         make_algorithm(**args)

@@ -393,9 +393,9 @@ class TestObservationNormalizer:
     def test_arguments_choose_the_normalizer(self):
         for mode, cls in (('adaptive', AdaptiveNormalizer), ('window', WindowNormalizer), ('em', EMNormalizer)):
             assert isinstance(ObservationNormalizer(TensorSpec(()), mode=mode)._normalizer, cls)
-        with pytest.raises(ValueError, match=r"mode: expected one of .* found 'fixed'"):
+        with pytest.raises(ValueError, match=r"mode must be .* found str 'fixed'"):
             ObservationNormalizer(TensorSpec(()), mode='fixed')
-        with pytest.raises(ValueError, match=r"update_mode: expected one of .* found 'eval'"):
+        with pytest.raises(ValueError, match=r"update_mode must be .* found str 'eval'"):
             ObservationNormalizer(TensorSpec(()), update_mode='eval')
 
 

@@ -257,7 +257,7 @@ def test_another_number_of_goals_is_rejected():
     (dict(hidden_size=0), ConfError, 'hidden_size must be an int >= 1 or a sequence, each an int >= 1, found int 0'),
     (dict(hidden_size=(8, 2.5)), ConfError, r'DIAYNAlgorithm.hidden_size must be .*, found tuple \(8, 2.5\)'),
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'feed-forward'),
-    (dict(observation_spec=None), ValueError, 'needs observation_spec'),
+    (dict(observation_spec=None), ValueError, 'set observation_spec'),
 ])
 def test_invalid_arguments_of_the_discriminator_are_rejected(arguments, error, message):
     with pytest.raises(error, match=message):

@@ -265,7 +265,7 @@ def hindsight(env):
     (dict(name=APT, algorithm='actor-critic'), 'ActorCriticAlgorithm trains on the steps just collected'),
     (dict(name=partial(BONUSES['count'], rewards='sampled'), algorithm='sac'), 'no factor changes after'),
     (dict(name=partial(APT, rewards='collected'), algorithm='sac'), 'ParticleEntropy compares the steps of a sampled'),
-    (dict(name=partial(APT, rewards='later'), algorithm='sac'), 'rewards must be one of'),
+    (dict(name=partial(APT, rewards='later'), algorithm='sac'), "rewards must be 'collected' or 'sampled'"),
     (dict(name=partial(APT, normalization='std'), algorithm='sac'), 'ParticleEntropy has no value for collected steps'),
     (dict(name=partial(NOVELD, rewards='sampled', normalization='min_max'), algorithm='sac'), "'min_max' depends on"),
     (dict(name=APT, algorithm='sac', mini_batch_size=3), '3 neighbors of a step do not exist in a batch of 3 steps'),

@@ -309,9 +309,9 @@ def test_the_searches_of_the_papers_can_be_configured(create):
 @pytest.mark.parametrize('options, message', [
     (dict(num_simulations=10, num_parallel_sims=4), 'multiple of the 4 parallel'),
     (dict(expand_all_children=True, num_parallel_sims=2), 'incompatible with parallel simulations'),
-    (dict(unexpanded_value_score='men'), "found 'men'; did you mean 'mean'"),
-    (dict(exploration_policy_type='rk'), "found 'rk'; did you mean 'rkl'"),
-    (dict(root_search='gumble'), "found 'gumble'; did you mean 'gumbel'"),
+    (dict(unexpanded_value_score='men'), "unexpanded_value_score must be a number or 'max' or .*, found str 'men'"),
+    (dict(exploration_policy_type='rk'), "exploration_policy_type must be 'rkl' or 'kl', found str 'rk'"),
+    (dict(root_search='gumble'), "root_search must be 'ucb' or 'gumbel', found str 'gumble'"),
     (dict(known_value_bounds=(1, -1)), r'expected \(least, largest\), found \(1, -1\)'),
     (dict(root_exploration_fraction=2.0), 'root_exploration_fraction must be a number in'),
     (dict(root_search='gumbel', act_with_exploration_policy=True), 'acts, searches and learns with its own policy')])

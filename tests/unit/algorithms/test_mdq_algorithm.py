@@ -342,7 +342,7 @@ def test_an_existing_network_is_used_unchanged():
 
 
 def test_invalid_arguments_are_rejected_by_name():
-    with pytest.raises(ValueError, match='distill_noise: expected at least 0'):
+    with pytest.raises(ValueError, match='distill_noise must be a number >= 0'):
         algorithm_of(distill_noise=-0.1)
     with pytest.raises(ValueError, match='critic_network: expected an MdqCriticNetwork'):
         algorithm_of(critic_network=lambda input_tensor_spec: torch.nn.Linear(2, 2))

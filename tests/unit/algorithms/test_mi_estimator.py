@@ -143,8 +143,8 @@ def test_a_given_model_is_used():
 
 
 @pytest.mark.parametrize('args, message', [
-    (dict(estimator_type='MINE'), "estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found 'MINE'"),
-    (dict(sampler='queue'), 'sampler: expected one of .*double_buffer'),
+    (dict(estimator_type='MINE'), "estimator_type must be 'DV' or 'KLD' or 'JSD' or 'ML', found str 'MINE'"),
+    (dict(sampler='queue'), 'sampler must be .*double_buffer'),
     (dict(buffer_size=0), 'MIEstimator.buffer_size must be an int >= 1, found int 0'),
     (dict(buffer_size=2.5), 'MIEstimator.buffer_size must be an int >= 1, found float 2.5'),
     (dict(averager=ScalarEMAverager(0.1), estimator_type='ML'), "averager is not used by the estimator 'ML'"),

@@ -115,7 +115,7 @@ class TestMoNetAlgorithm:
             torch.testing.assert_close(original[:, order], permuted)
 
     @pytest.mark.parametrize('arguments, message', [
-        (dict(n_slots=1), 'n_slots >= 2'), (dict(slot_size=0), 'slot_size must be an int >= 1'),
+        (dict(n_slots=1), 'n_slots must be an int >= 2'), (dict(slot_size=0), 'slot_size must be an int >= 1'),
         (dict(beta=-1.0), 'beta must be a number >= 0'),
         (dict(gamma=-1.0), 'gamma must be a number >= 0'),
         (dict(input_tensor_spec=TensorSpec((3, 8, 8), torch.uint8)), 'ImageScaleTransformer'),

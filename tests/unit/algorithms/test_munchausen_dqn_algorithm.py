@@ -120,7 +120,8 @@ def test_replayed_updates_match_eager_ones(warm_up, caplog):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(reward_spec=TensorSpec((2, ))), 'expected a scalar reward'), (dict(least_bonus=0.5), 'at most 0, found 0.5'),
+    (dict(reward_spec=TensorSpec((2, ))), 'expected a scalar reward'),
+    (dict(least_bonus=0.5), 'least_bonus must be a number <= 0'),
     (dict(temperature=0.0), 'temperature'), (dict(bonus_weight=1.5), 'bonus_weight')])
 def test_wrong_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(Exception, match=message):

@@ -335,13 +335,13 @@ class TestActionMaskFromInfo:
 
 
 def test_wrong_arguments_are_rejected_by_name():
-    with pytest.raises(EnvironmentLoadError, match=r'FrameSkip\.skip'):
+    with pytest.raises(ValueError, match=r'FrameSkip\.skip'):
         FrameSkip(ImageEnv(), 0)
-    with pytest.raises(EnvironmentLoadError, match=r'FrameStack\.stack_size'):
+    with pytest.raises(ValueError, match=r'FrameStack\.stack_size'):
         FrameStack(ImageEnv(), 0)
-    with pytest.raises(EnvironmentLoadError, match="expected 'channels_last' or 'channels_first'"):
+    with pytest.raises(ValueError, match="must be 'channels_last' or 'channels_first'"):
         FrameCrop(ImageEnv(), channel_order='first')
-    with pytest.raises(EnvironmentLoadError, match='cropping_fraction'):
+    with pytest.raises(ValueError, match='cropping_fraction'):
         EpisodicRandomFrameCrop(ImageEnv(), 1.5)
     with pytest.raises(EnvironmentLoadError, match='min_v < max_v'):
         ContinuousActionClip(ImageEnv(), 1, 0)

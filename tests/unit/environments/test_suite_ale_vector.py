@@ -132,7 +132,6 @@ def test_environments_have_their_own_streams_and_seeds_reproduce_them():
     (dict(env_args={'frameskip': 2}), 'set frame_skip'),
     (dict(env_args={'max_pool': False}), "no argument 'max_pool'; did you mean .*'maxpool'"),
     (dict(env_info_keys=('score', )), r"expected some of .*, found 'score'"),
-    (dict(batch_size=0), 'batch_size: expected at least 1'),
 ])
 def test_unsupported_options_are_rejected_by_name(arguments, message):
     with pytest.raises(EnvironmentLoadError, match=message):
@@ -140,7 +139,7 @@ def test_unsupported_options_are_rejected_by_name(arguments, message):
 
 
 OUT_OF_RANGE = {'max_episode_steps': 0, 'frame_skip': 0, 'noop_max': -4, 'screen_size': 0, 'stack_size': 0,
-                'sticky_action_probability': 3.0}
+                'sticky_action_probability': 3.0, 'batch_size': 0}
 
 
 @pytest.mark.parametrize('suite, argument, value', [

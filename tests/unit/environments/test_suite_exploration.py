@@ -199,7 +199,7 @@ class TestLoad:
     def test_an_unknown_name_and_an_empty_batch_are_rejected(self):
         with pytest.raises(EnvironmentLoadError, match="no exploration task is called 'Corrido'; did you mean 'Corr"):
             suite_exploration.load('Corrido')
-        with pytest.raises(EnvironmentLoadError, match='batch_size: expected at least 1, found 0'):
+        with pytest.raises(ValueError, match='batch_size must be an int >= 1, found int 0'):
             suite_exploration.load('Corridor', batch_size=0)
 
     def test_a_conf_binds_its_arguments(self, tmp_path):

@@ -256,5 +256,5 @@ def test_norm_arguments_that_contradict_each_other_are_rejected():
     for other in ('use_bn', 'use_ln'):
         with pytest.raises(ValueError, match='norm replaces use_bn=True and use_ln=True'):
             layers.FC(4, 5, norm=BatchNorm, **{other: True})
-    with pytest.raises(ValueError, match="norm_position: expected 'before' or 'after' .*, found 'behind'"):
+    with pytest.raises(ValueError, match="norm_position must be 'before' or 'after', found str 'behind'"):
         layers.FC(4, 5, norm=BatchNorm, norm_position='behind')

@@ -182,7 +182,7 @@ def test_scale_and_shift_of_a_norm_are_projected_together():
 
 
 def test_invalid_arguments_are_rejected_by_name():
-    with pytest.raises(ValueError, match=r"block: expected one of \['simba', .* found 'resnet'"):
+    with pytest.raises(ValueError, match="block must be 'simba' or .*, found str 'resnet'"):
         BlockEncodingNetwork(SPEC, block='resnet')
     with pytest.raises(ValueError, match='128 outputs cannot be reshaped'):
         BlockEncodingNetwork(SPEC, TensorSpec((5, )))

@@ -48,9 +48,9 @@ class TestActionQuantizer:
         torch.testing.assert_close(quantizer.normalized(action), quantizer.position(bins))
 
     def test_unquantizable_actions_are_rejected(self):
-        with pytest.raises(ValueError, match='action_bins: expected at least 2'):
+        with pytest.raises(ValueError, match='action_bins must be an int >= 2'):
             ActionQuantizer(ACTION, action_bins=1)
-        with pytest.raises(ValueError, match="rep_mode 'boundary' or 'center'.*'middle'"):
+        with pytest.raises(ValueError, match="rep_mode must be 'boundary' or 'center'.*'middle'"):
             ActionQuantizer(ACTION, rep_mode='middle')
         with pytest.raises(SpecError, match='continuous'):
             ActionQuantizer(BoundedTensorSpec((), torch.int64, 0, 3))

@@ -242,9 +242,9 @@ def test_invalid_arguments_are_rejected_by_name(make):
 
 
 def test_numbers_out_of_range_are_rejected():
-    with pytest.raises(ValueError, match='dim and size of at least 1'):
+    with pytest.raises(ValueError, match='dim must be an int >= 1'):
         MemoryWithUsage(0, 3)
-    with pytest.raises(ValueError, match='usage_decay in'):
+    with pytest.raises(ValueError, match='usage_decay must be a number'):
         MemoryWithUsage(2, 3, usage_decay=0.0)
     with pytest.raises(ValueError, match='num_keys=0'):
         MemoryWithUsage(2, 3).create_keynet(4, 0)

@@ -220,7 +220,7 @@ def test_the_stable_mean_is_proportional_to_the_standard_deviation():
     network = StableNormalProjectionNetwork(4, BOX, squash_mean=False, init_std=0.5, projection_output_init_gain=1.0)
     dist, _ = network(X)
     torch.testing.assert_close(dist.mean, network._projection_layer(X) * 0.5)
-    with pytest.raises(ValueError, match="'softplus' or 'exp', found 'relu'"):
+    with pytest.raises(ValueError, match="'softplus' or 'exp', found str 'relu'"):
         StableNormalProjectionNetwork(4, BOX, inverse_std_transform='relu')
     with pytest.raises(ValueError, match='min_std < init_std < max_std'):
         StableNormalProjectionNetwork(4, BOX, init_std=0.5, min_std=0.6)
@@ -288,7 +288,7 @@ def test_one_hot_actions_let_gradients_through(mode):
     assert set(sample.detach().round().unique().tolist()) == {0, 1}
     (sample * torch.randn(3)).sum().backward()
     assert bool(network._projection_layer.weight.grad.any())
-    with pytest.raises(ValueError, match="'st' or 'gumbel'"):
+    with pytest.raises(ValueError, match="'st' or 'gumbel' or 'st-gumbel', found str 'soft'"):
         OnehotCategoricalProjectionNetwork(4, BoundedTensorSpec((3, )), mode='soft')
     for spec in (BOX, BoundedTensorSpec((), torch.int64, 0, 1), TensorSpec((3, ))):
         with pytest.raises(SpecError, match='one-hot'):

@@ -168,5 +168,5 @@ def test_actions_it_cannot_have_are_rejected_with_a_remedy():
         QNetwork(OBSERVATION, BoundedTensorSpec((2, ), torch.int64, 0, 3))
     with pytest.raises(SpecError, match='a discrete action needs bounds'):
         QNetwork(OBSERVATION, TensorSpec((), torch.int64))
-    with pytest.raises(ValueError, match='num_atoms must be at least 2'):
+    with pytest.raises(ValueError, match='num_atoms must be an int >= 2'):
         QNetwork(OBSERVATION, ACTION, num_atoms=1)

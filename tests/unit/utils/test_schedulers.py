@@ -69,7 +69,7 @@ def test_a_resumed_run_continues_the_schedule():
     (lambda: LinearScheduler('percent', [(0.0, 1e-3), (100_000, 0.0)]),
      "from 0 to 1, found 100000; to count steps, set LinearScheduler.progress_type = 'env_steps'"),
     (lambda: StepScheduler('percent', [(0.5, 1)], warm_up_period=-1), 'warm_up_period'),
-    (lambda: ExponentialScheduler('percent', 1.0, -0.5, 1.0), 'must be positive'),
+    (lambda: ExponentialScheduler('percent', 1.0, -0.5, 1.0), 'decay_rate must be a number > 0'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 0), 'half_cycle_size'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 1, switch_mode='saw'), 'saw'),
 ])
