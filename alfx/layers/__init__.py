@@ -21,7 +21,8 @@ __all__ = [
     'Activation', 'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'Dropout',
     'ElementwiseLayerBase', 'FC', 'FixedDecodingLayer', 'GetFields', 'Identity', 'Initializer', 'Lambda',
     'LayerNormOption', 'NaiveParallelLayer', 'Norm', 'NormPosition', 'OneHot', 'ParallelConv2D',
-    'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
-    'Scale', 'ScaleGradient', 'Sequential', 'Size2d', 'Sum', 'Transpose', 'copy_module', 'first_layers',
-    'make_parallel_input', 'make_parallel_net', 'make_parallel_spec', 'out_of_place', 'pair', 'reset_parameters'
+    'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d',
+    'Reshape', 'ResidueBlock', 'Scale', 'ScaleGradient', 'Sequential', 'Size2d', 'Sum', 'Transpose', 'copy_module',
+    'first_layers', 'make_parallel_input', 'make_parallel_net', 'make_parallel_spec', 'out_of_place', 'pair',
+    'reset_parameters'
 ]
