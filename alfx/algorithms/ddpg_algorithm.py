@@ -2,8 +2,9 @@
 
 Differs from the paper: there may be several critics, whose minimum is used (as in TD3); rewards may be vectors; the
 gradient of the value with respect to the action may be clipped and actions penalized (as in Andrychowicz et al. 2017,
-arXiv:1707.01495); exploration noise is in units of half the range of the actions. Twin-delayed DDPG is in
-:mod:`alfx.algorithms.td3_algorithm`; both explore with :mod:`alfx.algorithms.base.exploration_noise`.
+arXiv:1707.01495); exploration noise is in units of half the range of the actions; critics and policy take their steps
+together, from the same parameters, and the policy is also trained at the last step of a sequence. Twin-delayed DDPG is
+in :mod:`alfx.algorithms.td3_algorithm`; both explore with :mod:`alfx.algorithms.base.exploration_noise`.
 """
 from collections.abc import Callable
 from functools import partial

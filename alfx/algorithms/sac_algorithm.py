@@ -7,7 +7,8 @@ the continuous part, then the discrete part follows from Q. Each part has its ow
 
 Differences from the paper:
 
-* One sample of an action is used in the losses of critics, actor and alpha.
+* Critics, actor and alpha take their steps together, from the same parameters. One sample of an action is used in
+  their losses.
 * Actor and alpha are trained at every sampled step, also at the last one of a sequence (set
   ``train_actor_on_last_step=False`` to follow the paper).
 * LAST steps, whose action the environment ignores, are not trained on.
