@@ -186,7 +186,7 @@ def test_shapes_that_disagree_are_rejected():
     with pytest.raises(ValueError, match=r'\[T, B, N\]'):
         CategoricalTDLoss().compute_td_target(info, random_probs(7, 39, 5))
     single = Info(*(x[:1] for x in info))
-    with pytest.raises(ValueError, match='T at least 2'):
+    with pytest.raises(ValueError, match='T >= 2'):
         CategoricalTDLoss().compute_td_target(single, random_probs(1, 40, 5))
 
 

@@ -264,7 +264,7 @@ def test_the_losses_of_the_parts_are_added_up():
     info = helper.accumulate_loss_info([first, second], State(a=1.0, b=2.0))
     assert info.loss.tolist() == [[3.0, 3.0]] and info.scalar_loss.item() == 3.0
     assert info.extra == {'a': {'value': 1.0}, 'b': {'value': 2.0}}
-    with pytest.raises(ValueError, match="field 'a' already"):
+    with pytest.raises(ValueError, match="already registered for the field 'a'"):
         helper.register_algorithm(first, 'a')
 
 

@@ -449,7 +449,7 @@ def test_reanalysis_needs_to_know_the_player_to_move():
     (dict(num_unroll_steps=4), 'num_unroll_steps: expected the value of the model, 3, found 4'),
     (dict(train_policy=False), 'train_policy: expected the value of the model, True, found False'),
     (dict(td_steps=0), 'td_steps: expected at least 1, or -1, found 0'),
-    (dict(td_steps=10**6), r'td_steps must be an int in \[-1, 10000\], found 1000000'),
+    (dict(td_steps=10**6), r'td_steps must be an int in \[-1, 10000\], found int 1000000'),
     (dict(recurrent_gradient_scaling_factor=2.0), 'recurrent_gradient_scaling_factor'),
     (dict(reanalyze_ratio=1.5, reanalyze_algorithm_ctor=search_ctor()), r'reanalyze_ratio must be a .* \[0, 1\]'),
     (dict(reanalyze_ratio=0.5), 'reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor'),

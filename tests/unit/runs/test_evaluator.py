@@ -13,6 +13,7 @@ import torch
 from helpers.trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context, gin_utils
+from alfx.config import TrainerConfig
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
 from alfx.runs import building, evaluator
 from alfx.utils import random_state
@@ -129,9 +130,9 @@ def test_results_are_written_with_the_counters_of_the_request(tmp_path, algorith
     assert [(e.step, e.value) for e in events.Scalars('Metrics/AverageReturn')] == [(1000, 1.5), (2000, 1.5)]
 
 
-def test_the_episodes_of_an_evaluation_do_not_depend_on_earlier_evaluations(tmp_path):
-    config = make_config(tmp_path, num_eval_episodes=3, random_seed=5)
+def test_episodes_do_not_depend_on_earlier_evaluations(tmp_path):
     gin_utils.load('ppo_cart_pole', ['create_environment.nonparallel = True'], allow_unused=True)
+    config = TrainerConfig(root_dir=str(tmp_path), random_seed=5)
     results = []
     for counters in ((10, 20), (20, )):
         env = building.create_eval_environment(config, 2)

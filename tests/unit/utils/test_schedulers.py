@@ -67,7 +67,7 @@ def test_a_resumed_run_continues_the_schedule():
     (lambda: LinearScheduler('percent', []), 'list of'),
     (lambda: StepScheduler('percent', [(0.5, 1), (0.5, 2)]), 'must increase'),
     (lambda: LinearScheduler('percent', [(0.0, 1e-3), (100_000, 0.0)]),
-     "from 0 to 1, found 100000; to count steps, set LinearScheduler.progress_type = 'env_steps'"),
+     r"in \[0, 1\], found 100000; to count steps, set LinearScheduler.progress_type = 'env_steps'"),
     (lambda: StepScheduler('percent', [(0.5, 1)], warm_up_period=-1), 'warm_up_period'),
     (lambda: ExponentialScheduler('percent', 1.0, -0.5, 1.0), 'decay_rate must be a number > 0'),
     (lambda: CyclicalScheduler('percent', 1.0, 2.0, 0), 'half_cycle_size'),
