@@ -350,8 +350,8 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
             return os.path.abspath(candidate), None
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
-        hint = 'pass a run folder as --root_dir, or its conf/config.gin'
-        hint = f'it contains {", ".join(confs[:5])}' if confs else hint
+        hint = (f'it contains {", ".join(confs[:5])}' if confs else
+                'pass a run folder as --root_dir, or its conf/config.gin')
         return None, Problem('', f"'{name}' is a folder, not a conf file", hint)
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "

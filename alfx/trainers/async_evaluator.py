@@ -23,6 +23,7 @@ from alfx.utils.processes import MessagingProcess
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 3
+_ACTING = 9  # stream of the seeds of actions that are sampled in evaluations
 _MAX_STARTS = 3
 
 
@@ -140,7 +141,7 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
     while (job := _next_job(jobs)).type != 'stop':
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
-        random_state.set_random_seed(derived_seed(config.random_seed, 9, job.global_counter))
+        random_state.set_random_seed(derived_seed(config.random_seed, _ACTING, job.global_counter))
         load_policy_state(algorithm, unpack(job.state_dict))
         result = log.evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
