@@ -18,7 +18,7 @@ from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
 from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.gin_utils import ConfError, check_value, configurable, log_unused, problem_at
+from alfx.gin_utils import ConfError, Problem, check_value, configurable, log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
@@ -62,7 +62,8 @@ class RLAlgorithm(Algorithm):
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
         checkpoint: as in ``Algorithm``.
-        is_eval: as in ALF; has no effect here: without critics, an algorithm can only be played or evaluated.
+        is_eval: parts that only training needs, such as critics, do not exist: the algorithm can act and be
+            evaluated, but :meth:`check_config` rejects its training.
         overwrite_policy_output: store ``prev_action`` of the next time step as the action, for an environment that
             does not execute the given action, such as one that a person controls.
         debug_summaries: write more summaries.
@@ -89,6 +90,7 @@ class RLAlgorithm(Algorithm):
         self._observation_spec = observation_spec
         self._action_spec = action_spec
         self._reward_spec = reward_spec
+        self._is_eval = is_eval
         self._overwrite_policy_output = overwrite_policy_output
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
@@ -118,6 +120,13 @@ class RLAlgorithm(Algorithm):
             epsilon_greedy = getattr(self._config, 'epsilon_greedy', 0.0)
         self._epsilon_greedy = check_value(type(self).__name__, 'epsilon_greedy', epsilon_greedy, float, minimum=0,
                                            maximum=1)
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Reject training without critics or a value network."""
+        super().check_config(config)
+        if self._is_eval:
+            raise ConfError([Problem('', f'{self._name} has no critics or value network: it can act and be evaluated, '
+                                     'but not trained', 'set critic_network_cls, q_network_cls or value_network_ctor')])
 
     def _make_metrics(self) -> list[Any]:
         """Create the metrics; the first two are the step metrics."""

@@ -365,6 +365,8 @@ def test_without_critics_it_can_act_but_not_train():
     assert algorithm.rollout_step(step_of(inputs), MpoState()).output.shape == (6, )
     with pytest.raises(RuntimeError, match='no critics'):
         algorithm.train_sequence(inputs, MpoState(), rollout_info)
+    with pytest.raises(ConfError, match='MpoAlgorithm has no critics or value network'):
+        algorithm.check_config(TrainerConfig(root_dir='run'))
 
 
 # Updates ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
 from alfx.algorithms.base.exploration_noise import ZetaRepeat
@@ -15,6 +16,7 @@ from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriti
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import BatchInfo, StepType, valid_masks
 from alfx.engine.loss_reduction import reduce_loss
+from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
@@ -235,6 +237,8 @@ def test_without_critics_it_can_act_but_not_train():
         algorithm.train_step(first, algorithm.get_initial_train_state(3), SacInfo(action=action[0]))
     with pytest.raises(RuntimeError, match='critic_network_cls=None'):
         algorithm.train_sequence(steps, algorithm.get_initial_train_state(6), SacInfo(action=action))
+    with pytest.raises(ConfError, match='(?s)SacAlgorithm has no critics or value network.*set critic_network_cls'):
+        algorithm.check_config(TrainerConfig(root_dir='run'))
 
 
 def test_a_single_critic_is_its_own_minimum():
