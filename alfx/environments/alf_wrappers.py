@@ -15,7 +15,7 @@ from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.seeding import derived_seed
+from alfx.environments.seeding import batch_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
@@ -152,7 +152,7 @@ class RandomFirstEpisodeLength(_EpisodeLimit):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        self._generator = np.random.default_rng(derived_seed(seed, 1))
+        self._generator = np.random.default_rng(batch_seed(seed, 1))
         self._begun_episodes[:] = 0
 
     def _new_limits(self, begun: np.ndarray) -> None:
@@ -327,7 +327,7 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        own = derived_seed(seed, 0)
+        own = batch_seed(seed, 0)
         self._generator.seed() if own is None else self._generator.manual_seed(own)
 
     def _step(self, action: NestedTensor) -> TimeStep:

@@ -61,6 +61,15 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
                                      'the action that was given', prev), time_step.prev_action, given)
         return self._keep(time_step)
 
+    def request_reset(self, mask: torch.Tensor) -> None:
+        super().request_reset(mask)
+        if self._last is not None and self._copy is not None:  # the caller marks the current step LAST
+            step_type = self._last.step_type.masked_fill(mask, int(StepType.LAST))
+            self._last, self._copy = (step._replace(step_type=step_type) for step in (self._last, self._copy))
+
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        return self._keep(super().reset_envs(mask))
+
     def _keep(self, time_step: TimeStep) -> TimeStep:
         self._last, self._copy = time_step, nest.map_structure(torch.clone, time_step)
         return time_step

@@ -119,6 +119,7 @@ class EnvironmentGroup:
         self.restarts = [0] * count
         self._pending = [True] * count
         self._steps = [0] * count  # since the last reset
+        self._last_infos: list[dict[str, Any]] = [{}] * count
         self._seeds: list[int | None] = [None] * count
         self._base_seeds: list[int | None] = [None] * count
         self._guard = _Guard(self._handle)
@@ -184,6 +185,7 @@ class EnvironmentGroup:
                     terminations[i] = terminated
                     truncations[i] = truncated
                     pending[i] = bool(terminated or truncated)
+                    self._last_infos[i] = info
                 if info and (keep or pending[i]):
                     infos.append((i, self._kept(info, has_ended=pending[i])))
             except (Exception, SystemExit) as error:
@@ -337,10 +339,11 @@ class EnvironmentGroup:
         self._seeds[i], self._pending[i] = None, False
         return info
 
-    def request_reset(self, rows: Iterable[int]) -> None:
-        """Reset the environments ``rows`` at the next step."""
+    def request_reset(self, rows: Sequence[int]) -> list[Info]:
+        """Reset the environments ``rows`` at the next step; return the numbers in the infos of their last steps."""
         for i in rows:
             self._pending[i] = True
+        return [(i, _numbers(self._last_infos[i])) for i in rows]
 
     def _write(self, observations: Any, i: int, observation: Any) -> None:
         if self._flat:

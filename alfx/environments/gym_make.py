@@ -56,7 +56,7 @@ def make_env(environment_name: str | EnvCtor, max_episode_steps: int | None = No
         # gymnasium's checker costs as much as a step of CartPole; alf_wrappers.CheckedEnvironment checks more
         make = partial(gymnasium.make, spec, max_episode_steps=-1 if max_episode_steps == 0 else max_episode_steps,
                        disable_env_checker=True, **arguments)
-        modes = None if render_mode is None else _render_modes(spec)
+        modes = None if render_mode is None else _render_modes(spec.entry_point)
         if render_mode is None or 'render_mode' in arguments or modes is not None and render_mode not in modes and not (
                 render_mode == 'human' and 'rgb_array' in modes):
             return make()
@@ -103,13 +103,14 @@ def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: st
 
 
 def make_native(environment_name: str, batch_size: int, max_episode_steps: int | None = None,
-                env_args: Mapping[str, Any] | None = None) -> VectorEnv:
+                render_mode: str | None = None, env_args: Mapping[str, Any] | None = None) -> VectorEnv:
     """Create the natively batched implementation of ``environment_name``.
 
     Args:
         environment_name: a registered id with a ``vector_entry_point``.
         batch_size: number of environments.
         max_episode_steps: passed on if not ``None``.
+        render_mode: passed on if the implementation lists it in its metadata.
         env_args: further arguments of the constructor.
 
     Raises:
@@ -122,6 +123,8 @@ def make_native(environment_name: str, batch_size: int, max_episode_steps: int |
     if max_episode_steps is not None:
         arguments['max_episode_steps'] = max_episode_steps or 2**31 - 1  # 0 would end the episode at each step
     with _translated_errors(environment_name, spec):
+        if render_mode in (_render_modes(spec.vector_entry_point) or ()):
+            arguments.setdefault('render_mode', render_mode)
         return gymnasium.make_vec(spec, num_envs=batch_size, vectorization_mode='vector_entry_point', **arguments)
 
 
@@ -211,9 +214,12 @@ def _import_if_there(package: str) -> None:
         _log.debug('%s is not installed', package)
 
 
-def _render_modes(spec: EnvSpec) -> Sequence[str] | None:
-    """Return the render modes that the class of an environment declares; ``None`` if a function creates it."""
-    creator: Any = spec.entry_point
+def _render_modes(creator: Any) -> Sequence[str | None] | None:
+    """Return the render modes that the class of an environment declares; ``None`` if a function creates it.
+
+    Args:
+        creator: class or function, or its name, 'module:name'.
+    """
     if isinstance(creator, str):
         creator = load_env_creator(creator)
     return (getattr(creator, 'metadata', None) or {}).get('render_modes') or () if isinstance(creator, type) else None

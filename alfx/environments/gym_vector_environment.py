@@ -20,7 +20,7 @@ from alfx.environments.environment_errors import EnvironmentLoadError, Unsupport
 from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
-from alfx.environments.vector_env import SupervisedVectorEnv
+from alfx.environments.vector_env import SupervisedVectorEnv, collected_infos
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select, torch_dtype_to_str
 
 _STATE_FORMAT = 1
@@ -77,6 +77,7 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         self._forced: np.ndarray | None = None  # of these, the ones that the vector environment will not reset itself
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window = Window(self.name)
+        self._infos: dict[str, Any] = {}  # of the latest step
         self._final_infos: dict[int, dict[str, float]] = {}
         self.recorder: Any = None  # see alfx.environments.state_check
 
@@ -131,6 +132,7 @@ class GymVectorEnvironment(SpecifiedEnvironment):
             observation, reward, terminated, truncated, infos = self._env.step(encoded)
         else:
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
+        self._infos = infos
         if not self._owned:  # natively batched environments may return something other than numpy arrays
             count = self._batch_size
             reward = step_checks.checked_rewards(reward, (count, *self._reward_spec.shape), first, self._name)
@@ -220,13 +222,18 @@ class GymVectorEnvironment(SpecifiedEnvironment):
             return
         if self.recorder is not None:
             self.recorder.request_reset(rows)
+        infos = self._infos
         if isinstance(self._env, SupervisedVectorEnv):
-            self._env.request_reset(rows)
+            infos = collected_infos(self._env.request_reset(rows), self._batch_size)
         elif autoreset.can_reset_some(self._env):
             # the reset cannot be requested in advance: it takes one more step, which is dropped, before the reset
             self._forced = rows.copy() if self._forced is None else self._forced | rows
         else:
             super().request_reset(mask)
+        ended = rows if self._first is None else rows & ~self._first
+        found = self._episode_numbers(infos, ended)
+        self._final_infos = {**self._final_infos, **found}
+        self.add_final_infos(found.values())
         self._first = rows.copy() if self._first is None else self._first | rows
 
     def _step_and_force(self, encoded: Any) -> tuple:

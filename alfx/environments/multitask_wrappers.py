@@ -38,6 +38,18 @@ class _MultiEnvironment(EnvironmentAsAnother):
         self.add_final_infos(self.final_infos().values())
         return time_step
 
+    def request_reset(self, mask: torch.Tensor) -> None:
+        known = self.final_infos()
+        self._end_episodes(mask)
+        self.add_final_infos(info for i, info in self.final_infos().items() if i not in known)
+
+    def _end_episodes(self, mask: torch.Tensor) -> None:
+        """End the episodes of the environments in ``mask``, bool ``[B]``."""
+        raise NotImplementedError
+
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return self._env.goal_reward_fn()
+
     def get_state(self) -> Any:
         states = [env.get_state() for env in self._envs]
         return None if any(state is None for state in states) else {'envs': states, **self._own_state()}
@@ -99,7 +111,7 @@ class BatchEnvironmentWrapper(_MultiEnvironment):
         parts = zip(*(leaf.split(self._sizes) for leaf in leaves))
         return self._joined([env.step(structure.unflatten(part)) for env, part in zip(self._envs, parts)])
 
-    def request_reset(self, mask: torch.Tensor) -> None:
+    def _end_episodes(self, mask: torch.Tensor) -> None:
         for env, part in zip(self._envs, mask.split(self._sizes)):
             if part.any():
                 env.request_reset(part)
@@ -195,8 +207,11 @@ class MultitaskWrapper(_MultiEnvironment):
         self._task = task
         return self._outer(self._envs[task].reset(), action['task_id'])
 
-    def request_reset(self, mask: torch.Tensor) -> None:
+    def _end_episodes(self, mask: torch.Tensor) -> None:
         self._envs[self._task].request_reset(mask)
+        current = self.current_time_step()
+        # the caller marks its own copy LAST; without this, the next step would ignore the chosen task
+        self._current = current._replace(step_type=current.step_type.masked_fill(mask, int(StepType.LAST)))
 
     def reset_envs(self, mask: torch.Tensor) -> TimeStep:
         return self.reset() if bool(mask.any()) else self.current_time_step()
@@ -219,7 +234,9 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
     The score of an episode is its mean reward per step. For each task two moving averages of scores are kept, a fast
     one (current) and a slow one (past); their difference is the progress. The next episode of an environment has task k
     with a probability proportional to ``1 + (f - 1) * max(progress_k, 0) / max_j progress_j``; f rises from 1 to
-    ``progress_favor`` during the first ``warmup_period * num_tasks`` episodes. ``env_info`` contains these numbers.
+    ``progress_favor`` during the first ``warmup_period * num_tasks`` episodes. ``env_info`` contains counts,
+    probabilities and current scores of the tasks at LAST and zeros elsewhere, so that the sum over an episode is the
+    value at its end.
 
     Args:
         env: :class:`MultitaskWrapper` or a batch of them.
@@ -275,7 +292,8 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
         probabilities = self.task_probabilities()
         columns = {'curriculum_task_count': self._counts, 'curriculum_task_prob': probabilities,
                    'curriculum_task_score': self._current_score}
-        info = {key: torch.from_numpy(np.tile(value.astype(np.float32), (self.batch_size, 1)))
+        last = time_step.is_last()[:, None]
+        info = {key: torch.where(last, torch.from_numpy(value.astype(np.float32)), 0.0)
                 for key, value in columns.items()}
         return time_step._replace(env_info={**time_step.env_info, **info}, prev_action=time_step.prev_action['action'])
 

@@ -282,12 +282,14 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
         self._ask(self._workers, 'info_keys', keys)
 
-    def request_reset(self, mask: np.ndarray) -> None:
+    def request_reset(self, mask: np.ndarray) -> list[Info]:
         self._pending = self._pending | mask
+        infos: list[Info] = []
         for worker in self._workers:
-            rows = np.flatnonzero(mask[worker.rows]).tolist()
+            rows, first = np.flatnonzero(mask[worker.rows]).tolist(), worker.rows.start
             if rows:
-                self._ask([worker], 'request_reset', rows)
+                infos += [(first + i, info) for i, info in self._ask([worker], 'request_reset', rows)[0]]
+        return infos
 
     def get_states(self, count: int | None = None) -> list[Any] | None:
         if self._busy:

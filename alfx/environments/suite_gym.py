@@ -68,12 +68,14 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
         EnvironmentLoadError: an unknown name, a missing package, arguments that contradict each other.
         UnsupportedSpaceError: a space has no tensor spec.
     """
+    if render_mode == 'rgb_array' and rendering.is_wanted() is False and not gym_env_wrappers:
+        render_mode = None  # a wrapper may render
     if native:
         if callable(environment_name):
             raise EnvironmentLoadError('native=True: only registered ids have a natively batched implementation, found '
                                        'a function')
         vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
-                             env_args)
+                             render_mode, env_args)
     else:
         # raises for an unknown name in this process, not in a worker
         spec = None if callable(environment_name) else gym_make.find_spec(environment_name)
@@ -86,8 +88,6 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
         if len(max_episode_steps) != batch_size:
             raise EnvironmentLoadError(f'max_episode_steps: expected {batch_size} numbers, found '
                                        f'{len(max_episode_steps)}')
-        if render_mode == 'rgb_array' and rendering.is_wanted() is False and not gym_env_wrappers:
-            render_mode = None  # a wrapper may render
         vectorized = vector_env([
             partial(_make_and_wrap, partial(gym_make.make_env, environment_name, steps, render_mode, env_args),
                     tuple(gym_env_wrappers), image_channel_first, not i) for i, steps in enumerate(max_episode_steps)])
@@ -136,13 +136,14 @@ def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_
 
 
 def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Sequence[EnvWrapper],
-            image_channel_first: bool, batch_size: int, env_args: Mapping[str, Any] | None) -> VectorEnv:
+            image_channel_first: bool, batch_size: int, render_mode: str | None,
+            env_args: Mapping[str, Any] | None) -> VectorEnv:
     if gym_env_wrappers:
         raise EnvironmentLoadError('native=True: a natively batched environment has no single environments that '
                                    'gym_env_wrappers could wrap; use only one of the two')
     if not (max_episode_steps is None or isinstance(max_episode_steps, int)):
         raise EnvironmentLoadError('native=True: max_episode_steps must be one number for all environments')
-    vectorized = gym_make.make_native(environment_name, batch_size, max_episode_steps, env_args)
+    vectorized = gym_make.make_native(environment_name, batch_size, max_episode_steps, render_mode, env_args)
     if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
                                    for _, leaf in flatten_space(vectorized.single_observation_space)):
         raise EnvironmentLoadError(f'native=True: {environment_name} yields images (H, W, C), which are not transposed '

@@ -14,8 +14,7 @@ from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.gym_make import EnvWrapper
 
-# number of object kinds, colors and states in minigrid.core.constants: the largest value of each channel, plus one
-_CHANNEL_SIZES = (11, 6, 3)
+_NUM_KINDS, _NUM_COLORS = 11, 6  # of objects, in minigrid.core.constants
 GridEncoding = Literal['one_hot', 'image', 'indices']
 
 
@@ -25,36 +24,40 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
 
     Args:
         env: a MiniGrid environment.
-        observation: 'one_hot': uint8 ``(H, W, 20)`` with kind, color and state of each cell one-hot; 'image': uint8
-            ``(H, W, 3)`` with these as numbers; 'indices': int64 ``(H, W, 3)``, bounded, for embeddings.
+        observation: 'one_hot': uint8 ``(H, W, 17 + num_states)`` with kind, color and state of each cell one-hot;
+            'image': uint8 ``(H, W, 3)`` with these as numbers; 'indices': int64 ``(H, W, 3)``, bounded, for embeddings.
         direction: include the agent's direction: the observation is a dict of 'image' and 'direction'.
+        num_states: number of states of a cell: 3, or 4 with ``FullyObsWrapper``, where the state of the agent's cell is
+            its direction.
 
     Raises:
         EnvironmentLoadError: unknown ``observation``, or the environment has no grid.
     """
 
-    def __init__(self, env: gymnasium.Env, observation: GridEncoding = 'one_hot', direction: bool = False):
+    def __init__(self, env: gymnasium.Env, observation: GridEncoding = 'one_hot', direction: bool = False,
+                 num_states: int = 3):
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, spaces.Dict) or 'image' not in space.spaces:
             raise EnvironmentLoadError(f"MiniGridObservation: expected a Dict with 'image', found {space}")
         self._kind, self._direction = observation, direction
         height, width, _ = space['image'].shape or ()
-        self._offsets = np.cumsum((0, *_CHANNEL_SIZES[:-1]))
+        self._sizes = (_NUM_KINDS, _NUM_COLORS, num_states)
+        self._offsets = np.cumsum((0, *self._sizes[:-1]))
         self._rows, self._columns = np.ogrid[:height, :width]
         if observation == 'one_hot':
-            image: spaces.Space = spaces.Box(0, 1, (height, width, sum(_CHANNEL_SIZES)), np.uint8)
+            image: spaces.Space = spaces.Box(0, 1, (height, width, sum(self._sizes)), np.uint8)
         elif observation == 'image':
-            image = spaces.Box(0, max(_CHANNEL_SIZES) - 1, (height, width, 3), np.uint8)
+            image = spaces.Box(0, max(self._sizes) - 1, (height, width, 3), np.uint8)
         else:
-            image = spaces.MultiDiscrete(np.broadcast_to(_CHANNEL_SIZES, (height, width, 3)))
+            image = spaces.MultiDiscrete(np.broadcast_to(self._sizes, (height, width, 3)))
         self.observation_space = spaces.Dict({'image': image, 'direction': space['direction']}) if direction else image
 
     def observation(self, observation: dict[str, Any]) -> Any:
         """Return the encoded grid, with the direction if requested."""
         grid = observation['image']
         if self._kind == 'one_hot':
-            encoded = np.zeros((*grid.shape[:2], sum(_CHANNEL_SIZES)), np.uint8)
+            encoded = np.zeros((*grid.shape[:2], sum(self._sizes)), np.uint8)
             for channel, offset in enumerate(self._offsets):
                 encoded[self._rows, self._columns, offset + grid[..., channel]] = 1
         else:
@@ -81,7 +84,8 @@ def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], i
     Raises:
         EnvironmentLoadError: an unknown name, or the extra ``minigrid`` is not installed.
     """
-    wrappers = [partial(MiniGridObservation, observation=observation, direction=direction), *gym_env_wrappers]
+    wrappers = [partial(MiniGridObservation, observation=observation, direction=direction,
+                        num_states=4 if fully_observable else 3), *gym_env_wrappers]
     if fully_observable:
         wrappers.insert(0, _fully_observable)
     if image_channel_first and observation != 'indices':

@@ -98,7 +98,8 @@ def create_environment(env_name: str | Callable[..., Any] | Sequence[str] = 'Car
     else:
         num_parallel_environments = _local_environments(num_parallel_environments)
     if nonparallel:
-        if batch_size_per_env not in (None, 1, num_parallel_environments):
+        # evaluation steps a single environment in this process, whatever the conf sets for training
+        if not for_evaluation and batch_size_per_env not in (None, 1, num_parallel_environments):
             raise EnvironmentLoadError(f'batch_size_per_env={batch_size_per_env}: with nonparallel=True there are no '
                                        'other processes that could step several environments each; remove it')
         vector_env: VectorEnvCtor = partial(SerialVectorEnv, max_restarts=max_restarts)

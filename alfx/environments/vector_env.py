@@ -165,8 +165,12 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         """Keep only these keys of the infos."""
 
     @abc.abstractmethod
-    def request_reset(self, mask: np.ndarray) -> None:
-        """Reset the environments in ``mask``, bool ``[num_envs]``, at the next step."""
+    def request_reset(self, mask: np.ndarray) -> list[Info]:
+        """Reset the environments in ``mask``, bool ``[num_envs]``, at the next step.
+
+        Returns:
+            The numbers in the infos of their last steps.
+        """
 
     @abc.abstractmethod
     def get_states(self, count: int | None = None) -> list[Any] | None:
@@ -273,8 +277,8 @@ class SerialVectorEnv(SupervisedVectorEnv):
         self._last = out
         return out, infos
 
-    def request_reset(self, mask: np.ndarray) -> None:
-        self._group.request_reset(np.flatnonzero(mask).tolist())
+    def request_reset(self, mask: np.ndarray) -> list[Info]:
+        return self._group.request_reset(np.flatnonzero(mask).tolist())
 
     def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
         self._group.info_keys = keys

@@ -394,14 +394,14 @@ class AverageEpisodeLengthMetric(AverageEpisodicAggregationMetric):
         return [steps.transitions]
 
 
-_GAME_STATE = {'lives', 'frame_number', 'episode_frame_number'}
+_NOT_SUMMED = {'lives', 'frame_number', 'episode_frame_number', 'task_id'}
 
 
 def averaged_infos(env_info: Any) -> Any:
-    """Return the nest ``env_info`` without the state of Atari games, whose sum over an episode means nothing."""
+    """Return the nest ``env_info`` without entries whose sum over an episode means nothing."""
     if not isinstance(env_info, dict):
         return env_info
-    return {name: value for name, value in env_info.items() if name not in _GAME_STATE}
+    return {name: value for name, value in env_info.items() if name not in _NOT_SUMMED}
 
 
 @gin_utils.configurable

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from alfx import nest
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec
 
 _enabled = False
 _Drawing = Callable[[Any, Any], None]
@@ -258,9 +258,11 @@ def render_action(name: str, action: NestedTensor, action_spec: Any, **kwargs: A
     ``**kwargs`` are arguments of :func:`render_bar`.
     """
 
-    def render(path: str, value: torch.Tensor, spec: BoundedTensorSpec) -> Image:
-        low, high = float(np.min(spec.minimum)), float(np.max(spec.maximum))
-        y_range = (low, high) if abs(low) < 1e6 and abs(high) < 1e6 else None
+    def render(path: str, value: torch.Tensor, spec: TensorSpec) -> Image:
+        y_range = None
+        if isinstance(spec, BoundedTensorSpec):
+            low, high = float(np.min(spec.minimum)), float(np.max(spec.maximum))
+            y_range = (low, high) if abs(low) < 1e6 and abs(high) < 1e6 else None
         return render_bar(f'{name}/{path}' if path else name, value.reshape(-1), y_range=y_range, **kwargs)
 
     return nest.py_map_structure_with_path(render, action, action_spec)

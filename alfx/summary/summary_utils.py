@@ -18,7 +18,7 @@ from alfx.gin_utils import configurable
 from alfx.summary import summary_ops
 from alfx.summary.summary_ops import should_record_summaries
 from alfx.summary.writer import DEFAULT_BUCKET_COUNT
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec
 
 _DISTRIBUTION_PARAMETERS = ('loc', 'scale', 'probs', 'concentration', 'concentration0', 'concentration1', 'low', 'high',
                             'rate', 'df')
@@ -187,14 +187,16 @@ def summarize_action(actions: NestedTensor, action_specs: Any, name: str = 'acti
         for i, column in enumerate(action.detach().reshape(-1, max(spec.numel, 1)).unbind(-1)):
             column_name = base if spec.numel == 1 else f'{base}/{i}'
             low, high = _bounds(spec, i)
-            if spec.is_discrete:
+            if spec.is_discrete and np.isfinite(low):
                 histogram_discrete(column_name, column, int(low), int(high))
             else:
                 histogram_continuous(column_name, column, low if np.isfinite(low) else None,
                                      high if np.isfinite(high) else None)
 
 
-def _bounds(spec: BoundedTensorSpec, index: int) -> tuple[float, float]:
+def _bounds(spec: TensorSpec, index: int) -> tuple[float, float]:
+    if not isinstance(spec, BoundedTensorSpec):
+        return -np.inf, np.inf
     low, high = (float(np.broadcast_to(np.asarray(bound), spec.shape).reshape(-1)[index])
                  for bound in (spec.minimum, spec.maximum))
     return (low, high) if abs(low) < 1e30 and abs(high) < 1e30 else (-np.inf, np.inf)

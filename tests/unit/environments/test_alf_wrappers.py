@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.gym_environments import ChainEnv, CountEnv, MultiRewardEnv
 
-from alfx import nest
+from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
@@ -22,6 +22,7 @@ from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.metrics.metrics import averaged_infos
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 
@@ -107,6 +108,16 @@ class TestLimits:
         time_step = env.reset_envs(torch.tensor([True, False]))
         assert time_step.step_type.tolist() == [0, 1]
         assert env.step(zeros(env)).step_type.tolist() == [1, 2]
+
+    def test_processes_of_a_run_draw_different_limits(self):
+        limits = []
+        for first in (0, 8):
+            with context.environments_from(first):
+                env = RandomFirstEpisodeLength(count_env(*[99] * 8), 1000)
+                env.seed(3)
+                env.reset()
+            limits.append(env._limits.tolist())
+        assert limits[0] != limits[1]
 
     def test_a_limit_must_be_positive(self):
         with pytest.raises(EnvironmentLoadError, match=r'TimeLimit\.duration'):
@@ -309,6 +320,23 @@ class TestSeveral:
         assert seen == [(1, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 1), (2, 1), (0, 0), (1, 0)]
         assert env.num_tasks == 2 and env.task_names == ['chain', 'ones']
 
+    def test_the_task_is_chosen_at_the_end_of_a_truncated_episode(self):
+        env = TimeLimit(self.tasks(), 2)
+        env.reset()
+        action = {'action': torch.tensor([1]), 'task_id': torch.tensor([1])}
+        seen = [(int(t.step_type), int(t.env_info['task_id'])) for t in (env.step(action) for _ in range(4))]
+        assert seen == [(1, 0), (2, 0), (0, 1), (1, 1)]
+
+    def test_the_goal_reward_of_a_joined_environment_is_that_of_the_first(self):
+        class Goal(CountEnv):
+
+            def compute_reward(self, achieved, desired, info):
+                return 7.0
+
+        inner = [GymVectorEnvironment(SerialVectorEnv([partial(Goal, 3)])) for _ in range(2)]
+        assert BatchEnvironmentWrapper(inner).goal_reward_fn()(0, 0, {}) == 7
+        assert BatchEnvironmentWrapper([count_env(2)]).goal_reward_fn() is None
+
     def test_tasks_are_loaded_by_name(self):
         env = MultitaskWrapper.load(suite_gym.load, ['CartPole-v1', 'CartPole-v0'], env_id=1)
         assert int(env.reset().env_info['task_id']) == 1 and env.task_names == ['CartPole-v1', 'CartPole-v0']
@@ -331,6 +359,16 @@ class TestSeveral:
         np.testing.assert_allclose(env.task_probabilities(), [0.5, 0.5])
         tasks = record(env, 80).env_info['task_id']
         assert 0 < tasks.float().mean() < 1
+
+    def test_the_sum_of_an_info_of_the_curriculum_is_its_last_value(self):
+        env = CurriculumWrapper(self.tasks(1))
+        env.seed(0)
+        env.reset()
+        steps = [env.step(torch.tensor([1])) for _ in range(3)]
+        assert steps[-1].is_last().all()
+        total = sum(step.env_info['curriculum_task_prob'] for step in steps)
+        assert total.tolist() == [[0.5, 0.5]] and not env.step(torch.tensor([1])).env_info['curriculum_task_prob'].any()
+        assert 'task_id' not in averaged_infos(steps[0].env_info)
 
     def test_scores_are_mean_rewards(self):
         """Score a chain of 4, which never ends with zero actions, and a task with a reward of 1 per step."""
@@ -386,6 +424,14 @@ class TestCheckedEnvironment:
         env.reset()
         with pytest.raises(SpecError, match='observation: expected a step that does not write to tensors'):
             env.step(torch.zeros(2, dtype=torch.int64))
+
+    def test_episodes_may_be_ended_from_outside(self):
+        env = TimeLimit(CheckedEnvironment(count_env(9, 9)), 2)
+        env.reset()
+        kinds = [env.step(zeros(env)).step_type.tolist() for _ in range(4)]
+        assert kinds == [[1, 1], [2, 2], [0, 0], [1, 1]]
+        assert env.reset_envs(torch.tensor([True, False])).step_type.tolist() == [0, 1]
+        assert env.step(zeros(env)).step_type.tolist() == [1, 2]
 
     def test_an_action_out_of_bounds_is_rejected(self):
         env = CheckedEnvironment(PolicyUnittestEnv(2, 5))

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import alfx
 from alfx.engine.remote.data_parallel import Ranks
-from alfx.environments.alf_wrappers import BatchEnvironmentWrapper, MultitaskWrapper
+from alfx.environments.alf_wrappers import BatchEnvironmentWrapper, MultitaskWrapper, TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -66,6 +66,24 @@ def test_final_info_numbers_are_reported_only_when_an_episode_ends(kind):
         assert env.latest_final_infos() == [info for step in ends for info in step.values()]
     finally:
         env.close()
+
+
+@pytest.mark.parametrize('kind', ['serial', pytest.param('processes', marks=pytest.mark.processes), 'gymnasium'])
+def test_episodes_truncated_by_a_wrapper_are_reported(kind):
+    with TimeLimit(make(kind, [3, 9]), 3) as env:
+        env.reset()
+        reported = [env.step(torch.zeros(2, dtype=torch.int64)) and env.final_infos() for _ in range(4)]
+        assert reported == [{}, {}, {0: {'distance': 3.0, 'is_success': 0.0}, 1: {'distance': 3.0}}, {}]
+        assert env.latest_final_infos() == list(reported[2].values())
+
+
+def test_batched_environments_report_truncated_episodes():
+    env = TimeLimit(BatchEnvironmentWrapper([make('serial', [9]), make('serial', [2, 9])]), 2)
+    env.reset()
+    reported = [env.step(torch.zeros(3, dtype=torch.int64)) and env.final_infos() for _ in range(3)]
+    cut = {'distance': 2.0}
+    assert reported == [{}, {0: cut, 1: {**cut, 'is_success': 1.0}, 2: cut}, {}]
+    assert sorted(map(len, env.latest_final_infos())) == [1, 1, 2]
 
 
 class OtherVectorEnv(SyncVectorEnv):

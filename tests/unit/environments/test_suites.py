@@ -177,6 +177,8 @@ class TestLoad:
         env.seed(0)
         second = [env.step(torch.zeros(4, dtype=torch.int64)).observation for _ in range(8)]
         torch.testing.assert_close(first, second)
+        env.reset()
+        assert env.render().shape == (400, 600, 3)
         unlimited = suite_gym.load('CartPole-v1', batch_size=4, native=True, max_episode_steps=0)
         assert not unlimited.step(torch.zeros(4, dtype=torch.int64)).is_last().any()
         with pytest.raises(EnvironmentLoadError, match='no natively batched implementation'):
@@ -378,9 +380,16 @@ class TestMiniGrid:
 
     def test_the_full_grid_and_the_direction(self):
         env = suite_minigrid.load('MiniGrid-Empty-5x5-v0', fully_observable=True, direction=True)
-        assert env.observation_spec()['image'].shape == (20, 5, 5)
+        assert env.observation_spec()['image'].shape == (21, 5, 5)
         assert env.observation_spec()['direction'] == BoundedTensorSpec((), torch.int64, 0, 3)
         run(env)
+
+    @pytest.mark.parametrize('observation', ['one_hot', 'indices'])
+    def test_the_full_grid_shows_every_direction_of_the_agent(self, observation):
+        env = suite_minigrid.load('MiniGrid-Empty-5x5-v0', observation=observation, fully_observable=True)
+        grids = [env.reset().observation] + [env.step(torch.zeros(1, dtype=torch.int64)).observation for _ in range(3)]
+        cells = [grid[0, 17:, 1, 1].argmax() if observation == 'one_hot' else grid[0, 1, 1, 2] for grid in grids]
+        assert [int(cell) for cell in cells] == [0, 3, 2, 1]  # it turns left
 
     def test_without_the_suite_the_error_names_it(self):
         with pytest.raises(ValueError, match=r"observation\['mission'\].*suite_minigrid.load drops the mission"):

@@ -151,6 +151,11 @@ class TestCreateEnvironment:
         with pytest.raises(EnvironmentLoadError, match=message):
             create_environment(**arguments)
 
+    def test_an_evaluation_in_this_process_ignores_the_batches_of_workers(self):
+        env = create_environment('CartPole-v1', num_parallel_environments=1, for_evaluation=True, nonparallel=True,
+                                 batch_size_per_env=4)
+        assert env.batch_size == 1
+
     def test_different_time_limits_for_each_environment(self):
         env = load_with_random_max_episode_steps('MountainCar-v0', min_steps=5, max_steps=20, batch_size=8, seed=0)
         env.reset()

@@ -6,7 +6,7 @@ import torch
 from torch import distributions as td
 
 import alfx.distributions.nests  # noqa: F401 (makes distributions nests)
-from alfx import BoundedTensorSpec
+from alfx import BoundedTensorSpec, TensorSpec
 from alfx.summary import render
 from alfx.summary.render import Image
 
@@ -58,6 +58,10 @@ def test_actions_and_distributions_are_shown_in_the_spec_structure():
     bars, curves = render.render_action('a', actions, SPEC), render.render_action_distribution('p', distributions, SPEC)
     for pictures in (bars, curves):
         assert set(pictures) == {'d', 'c'} and all(isinstance(p, Image) for p in pictures.values())
+
+
+def test_an_action_without_bounds_is_shown():
+    assert isinstance(render.render_action('a', torch.tensor([[0.5, -0.5]]), TensorSpec((2, ))), Image)
 
 
 def test_fast_heatmap_by_hand():

@@ -6,7 +6,7 @@ import torch
 from torch import distributions as td
 
 import alfx.distributions.nests  # noqa: F401 (makes distributions nests)
-from alfx import BoundedTensorSpec, LossInfo, context
+from alfx import BoundedTensorSpec, LossInfo, TensorSpec, context
 from alfx.summary import summary_utils
 
 
@@ -71,6 +71,13 @@ def test_actions_are_summarized_for_each_dimension(written):
     assert set(written.histograms) == {'action/d', 'action/c/0', 'action/c/1'}
     counts, edges = written.histograms['action/c/1']
     assert (counts[0], counts[-1], edges[0], edges[-1]) == (1, 2, -1, 1)
+
+
+def test_actions_without_bounds_are_summarized(written):
+    specs = {'c': TensorSpec((2, )), 'd': TensorSpec((), torch.int64)}
+    summary_utils.summarize_action({'c': torch.tensor([[0., 4.], [1., 5.]]), 'd': torch.tensor([2, 7])}, specs)
+    edges = {name: (edges[0], edges[-1]) for name, (_, edges) in written.histograms.items()}
+    assert edges == {'action/c/0': (0, 1), 'action/c/1': (4, 5), 'action/d': (2, 7)}
 
 
 def test_distributions_are_summarized_by_parameters_and_entropy(written):
