@@ -70,7 +70,12 @@ def is_auxiliary() -> bool:
 
 def freeze_statistics() -> bool:
     """Return whether running statistics must not be updated by the current computation."""
-    return _state.exe_mode in ('eval', 'auxiliary')
+    return _state.freezes_statistics or _state.exe_mode in ('eval', 'auxiliary')
+
+
+def frozen_statistics() -> AbstractContextManager[None]:
+    """Context manager in which :func:`freeze_statistics` is true."""
+    return _replaced('freezes_statistics', True)
 
 
 def waiting_statistics() -> dict[Any, Any] | None:

@@ -14,7 +14,7 @@ class State:
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
                  'first_environment', 'ranks', 'acting_precision', 'summary_step', 'waiting_statistics',
-                 'uses_running_statistics', 'counted_rows')
+                 'uses_running_statistics', 'counted_rows', 'freezes_statistics')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -32,6 +32,7 @@ class State:
         self.waiting_statistics: dict[Any, Any] | None = None
         self.uses_running_statistics = False
         self.counted_rows: Any = None
+        self.freezes_statistics = False
 
 
 state = State()

@@ -134,6 +134,8 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
 
     def _visit(self, cells: Tensor) -> Tensor:
         """Count one visit to each of ``cells``, int64 ``[B]``; return their bonus afterwards ``[B]``."""
+        if context.freeze_statistics():  # the final step of an unroll, which the next unroll counts
+            return self._bonus(self._counts[cells] + 1)
         everywhere = context.cat_over_ranks(cells)  # visits of all ranks
         self._counts.index_add_(0, everywhere, torch.ones_like(everywhere))
         return self._bonus(self._counts[cells])

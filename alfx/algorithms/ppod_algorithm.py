@@ -189,6 +189,9 @@ class PpodAlgorithm(PPOAlgorithm):
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """Preprocess as in PPO, with probability 1 for replayed actions."""
+        if self._pools is None:  # only an agent passes on the calls that read and replay the demonstrations
+            raise ConfError([problem_at(type(self).__name__, 'demonstrations', 'are not replayed inside of another '
+                                        'algorithm', 'make it Agent.rl_algorithm_cls or TrainerConfig.algorithm_ctor')])
         root_inputs, info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
         if self._num_replayed:
             log_prob: Tensor = info.rollout_log_prob.clone()

@@ -118,7 +118,7 @@ class TDLoss(nn.Module):
         if summary.should_record_summaries():
             self._summarize(info, value, target)
         if self._target_normalizer is not None:
-            self._target_normalizer.update(target)
+            self._target_normalizer.update(target[info.step_type[:-1] != StepType.LAST])
             target = self._target_normalizer.transform(target)
             value = self._target_normalizer.transform(value)
         return self._reduce(self._td_error_loss_fn(target, value), info)

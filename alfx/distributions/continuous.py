@@ -218,14 +218,20 @@ class Beta(td.Beta):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return samples ``[*sample_shape, ...]`` with gradient."""
-        sample = self._dirichlet.rsample(torch.Size(sample_shape)).select(-1, 0)
-        eps = torch.finfo(sample.dtype).eps if self._eps is None else self._eps
-        return sample.clamp(eps, 1.0 - eps)
+        return self._clipped(self._dirichlet.rsample(torch.Size(sample_shape)).select(-1, 0))
+
+    def _clipped(self, value: Tensor) -> Tensor:
+        eps = torch.finfo(value.dtype).eps if self._eps is None else self._eps
+        return value.clamp(eps, 1.0 - eps)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-density of ``value``, elementwise."""
+        """Return the log-density of ``value`` clipped as samples are, elementwise.
+
+        An action in other bounds, such as [20, 25], is rounded to an end, where the density may be infinite.
+        """
         if self._validate_args:
             self._validate_sample(value)
+        value = self._clipped(value)
         alpha, beta = self._concentration1, self._concentration0
         log_beta = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
         return torch.xlogy(alpha - 1.0, value) + torch.special.xlog1py(beta - 1.0, -value) - log_beta

@@ -185,6 +185,7 @@ class Softplus(_Elementwise):
         return F.softplus(x, beta=1.0 / self._softness)
 
     def _inverse(self, y: Tensor) -> Tensor:
+        y = y.clamp_min(self._softness * torch.finfo(y.dtype).eps)  # saturated samples are rounded to the limit
         return y + self._softness * torch.log(-torch.expm1(-y / self._softness))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:

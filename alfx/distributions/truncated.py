@@ -58,7 +58,7 @@ class NormalITS(InverseTransformSampling):
 
     def cdf(self, x: Tensor) -> Tensor:
         """Return the cumulative probability, see the base class."""
-        return torch.special.ndtr(x)
+        return 0.5 * torch.special.erfc(-math.sqrt(0.5) * x)  # torch.special.ndtr loses all digits in the left tail
 
     def icdf(self, p: Tensor) -> Tensor:
         """Return the quantile, see the base class."""

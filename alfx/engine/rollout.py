@@ -114,7 +114,8 @@ def rollout(algorithm: Acts, env: Any, position: RolloutState, length: int, *, w
         if bootstrap:
             state = reset_at_first(position.state, initial_state, position.inputs) if stateful else initial_state
             if not recomputes:  # otherwise only the inputs of this step are needed
-                alg_step = step(position.inputs, state)
+                with context.frozen_statistics():  # the next unroll begins with this time step and counts it
+                    alg_step = step(position.inputs, state)
             experiences.append(_experience(position, alg_step, state if keeps_state else (), transformed))
             if keep_inputs:
                 inputs.append(position.inputs)

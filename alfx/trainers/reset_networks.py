@@ -112,6 +112,9 @@ class ResetNetworks(SettingsCallback):
         for updater in 2 * updaters:  # TD7 has targets of targets
             chosen |= updater.copy_to_targets(chosen)
         for optimizer in algorithm.optimized_parameters()[0]:
+            for group in optimizer.param_groups:
+                if 'iterations' in group and chosen.issuperset(group['params']):  # AdamTF counts the steps of a group
+                    group['iterations'] = 0
             for p in chosen.intersection(optimizer.state):
                 for value in optimizer.state[p].values():
                     value.zero_()

@@ -94,6 +94,27 @@ def test_cauchy_samples_have_the_quartiles_and_are_finite():
 # Transforms and squashing -------------------------------------------------------------------------------------------
 
 
+def stored_action_log_prob(dist):
+    """Return the log-density of samples read from a buffer, without the cached value before the transforms."""
+    return dist.log_prob(dist.sample().clone())
+
+
+@pytest.mark.parametrize('low, high', [(-1.0, 1.0), (2.0, 3.0), (20.0, 25.0)])
+def test_actions_of_a_beta_policy_have_a_finite_density_within_any_bounds(low, high):
+    concentration = torch.full((50_000, 1), 0.13, requires_grad=True)
+    beta = du.DiagMultivariateBeta(concentration, concentration)
+    log_prob = stored_action_log_prob(td.TransformedDistribution(beta, du.AffineTransform(low, high - low)))
+    log_prob.sum().backward()
+    assert log_prob.isfinite().all() and concentration.grad.isfinite().all()
+
+
+@pytest.mark.parametrize('transform', [du.SoftclipTF(-1.0, 1.0, 0.1), du.Softlower(-1.0, 0.1), du.Softupper(1.0, 0.1),
+                                       du.Softclip(-1.0, 1.0, 0.1)])
+def test_actions_at_a_soft_limit_have_a_finite_density(transform):
+    normal = du.DiagMultivariateNormal(torch.zeros(20_000, 1), torch.full((20_000, 1), 3.0))
+    assert stored_action_log_prob(td.TransformedDistribution(normal, transform)).isfinite().all()
+
+
 TRANSFORMS = [du.StableTanh(), du.Softsign(), du.Softplus(0.3), du.Softclip(-1.0, 2.0, 0.2), du.Softlower(-0.5, 0.4),
               du.Softupper(0.5, 0.4), du.SoftclipTF(-1.0, 2.0, 0.3), du.AffineTransform(1.0, -2.0)]
 

@@ -31,6 +31,17 @@ def test_a_truncated_normal_far_outside_its_box_sits_at_the_nearest_end():
     torch.testing.assert_close(dist.mode, torch.tensor([[-1.0, 1.0]]))
 
 
+@pytest.mark.parametrize('loc, scale', [(2.5, 0.3), (-3.0, 0.3), (7.0, 1.0), (-13.0, 1.0)])
+def test_float32_samples_follow_the_density_in_a_tail(loc, scale):
+    points = torch.linspace(-1.0, 1.0, 400_001, dtype=torch.float64)
+    exact = du.TruncatedNormal(torch.tensor([loc]).double(), torch.tensor([scale]).double(), -1.0, 1.0)
+    mean = torch.trapezoid(points * exact.log_prob(points.unsqueeze(-1)).exp(), points).float()
+    torch.manual_seed(0)
+    sample = du.TruncatedNormal(torch.tensor([loc]), torch.tensor([scale]), -1.0, 1.0).sample((100_000, ))
+    torch.testing.assert_close(sample.mean(), mean, atol=2e-3, rtol=0)
+    assert (sample.abs() == 1).float().mean() < 1e-3
+
+
 def slow_truncated_log_prob(shape, x, loc, scale, low, high):
     """``shape(t) / integral of shape`` over the box, in float64, relative to its greatest value.
 

@@ -1,4 +1,6 @@
 """The count-based bonus: its arguments, and as part of an agent. The maths is in tests/numerics."""
+from functools import partial
+
 from helpers import agents
 import pytest
 import torch
@@ -95,6 +97,15 @@ def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
     observation = {'a': torch.tensor([[0.5, -1.0], [-0.5, 1.0]]), 'b': torch.tensor([2.0, -2.0])}
     # projections 0.5, -1, 2, -0.5: bits 0 and 2; and -0.5, 1, -2, 0.5: bits 1 and 3
     assert module._cells(observation).tolist() == [1 + 4, 2 + 8]
+
+
+@pytest.mark.parametrize('unroll_length', [1, 4])
+def test_each_step_is_counted_once_although_unrolls_share_one(unroll_length):
+    module = partial(CountBonusAlgorithm, counting='grid', grid_size=8, grid_bounds=[(-2.0, 2.0)])
+    agent = agents.make_agent('actor-critic', 'discrete', unroll_length=unroll_length, intrinsic_reward_module=module)[0]
+    for _ in range(5):
+        agent.train_iter()
+    assert agent.intrinsic_reward.counts.sum() == 4 * 5 * unroll_length  # the last step is counted by the next unroll
 
 
 def test_statistics_are_those_of_all_steps_of_an_unroll_but_the_first():

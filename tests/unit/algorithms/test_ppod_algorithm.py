@@ -10,6 +10,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.ppod_algorithm import PpodAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
+from alfx.algorithms.trac_algorithm import TracAlgorithm
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments import suite_exploration
 from alfx.environments.utils import create_environment
@@ -278,3 +279,13 @@ def test_unsupported_settings_are_rejected(demonstration):
     module = partial(RNDAlgorithm, target_net=network, predictor_net=network, keep_stacked_frames=0)
     with pytest.raises(ConfError, match='irm'):
         make_agent(demonstration, agent_args=dict(intrinsic_reward_module=module)).train_iter()
+
+
+def test_another_algorithm_around_it_is_rejected(demonstration):
+    def inside_trac(*args, actor_network_ctor, value_network_ctor, loss_class, **kwargs):
+        ppod = partial(PpodAlgorithm, demonstrations=demonstration, actor_network_ctor=actor_network_ctor,
+                       value_network_ctor=value_network_ctor, loss_class=loss_class)
+        return TracAlgorithm(*args, ac_algorithm_cls=ppod, **kwargs)
+
+    with pytest.raises(ConfError, match='are not replayed inside of another algorithm'):
+        make_agent(demonstration, cls=inside_trac).train_iter()

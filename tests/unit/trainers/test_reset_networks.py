@@ -8,6 +8,7 @@ import torch
 
 import alfx
 from alfx.gin_utils import ConfError
+from alfx.optimizers import Adam, AdamTF
 from alfx.runs.callbacks import Callback
 from alfx.trainers.callback_runner import CallbackRunner
 from alfx.trainers.reset_networks import ResetNetworks
@@ -63,6 +64,34 @@ def test_a_reset_draws_new_values_and_clears_the_optimizer(tmp_path):
     assert len(after.moments[51]) == len(before.moments[51]) > 0
     assert all(not x.any() for state in after.moments[51].values() for x in state.values())
     assert after.algorithm.replay_buffer.total_size == 61  # is kept
+
+
+class Trained(torch.nn.Sequential):
+    """One weight with an optimizer."""
+
+    def __init__(self, optimizer):
+        super().__init__(torch.nn.Linear(1, 1, bias=False))
+        optimizer.add_param_group({'params': [self[0].weight]})
+        self._optimizer = optimizer
+
+    def optimized_parameters(self):
+        return [self._optimizer], [('weight', self[0].weight)]
+
+
+@pytest.mark.parametrize('optimizer_class', [Adam, AdamTF])
+def test_a_reset_restarts_the_bias_correction(optimizer_class):
+    optimizer = optimizer_class(lr=0.01)
+    algorithm, reset, steps = Trained(optimizer), ResetNetworks(at_env_steps=(50, )), []
+    run = SimpleNamespace(algorithm=algorithm, iteration=0, env_steps=0)
+    algorithm.updater = SimpleNamespace(ranks=None)
+    reset.on_training_start(run)
+    for run.env_steps in range(1, 61):
+        before = algorithm[0].weight.item()
+        algorithm[0].weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        steps.append(before - algorithm[0].weight.item())
+        reset.on_iteration_end(run)
+    assert steps == pytest.approx([0.01] * 60, rel=1e-3)  # a constant gradient gives steps of the learning rate
 
 
 @pytest.mark.parametrize('keep', [0.25, 0.8])
