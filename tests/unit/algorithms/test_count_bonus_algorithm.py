@@ -102,7 +102,8 @@ def test_the_bits_of_a_cell_are_signs_of_projections_of_all_parts():
 @pytest.mark.parametrize('unroll_length', [1, 4])
 def test_each_step_is_counted_once_although_unrolls_share_one(unroll_length):
     module = partial(CountBonusAlgorithm, counting='grid', grid_size=8, grid_bounds=[(-2.0, 2.0)])
-    agent = agents.make_agent('actor-critic', 'discrete', unroll_length=unroll_length, intrinsic_reward_module=module)[0]
+    agent, _ = agents.make_agent('actor-critic', 'discrete', unroll_length=unroll_length,
+                                 intrinsic_reward_module=module)
     for _ in range(5):
         agent.train_iter()
     assert agent.intrinsic_reward.counts.sum() == 4 * 5 * unroll_length  # the last step is counted by the next unroll
