@@ -84,7 +84,8 @@ def _steps(count: int, **bindings: Any) -> dict[str, Any]:
 
 # family: {task: (conf, bindings)}
 TASKS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    'sac': {'HalfCheetah-v5': ('sac_half_cheetah', _steps(60000)), 'Hopper-v5': ('sac_hopper', _steps(60000))},
+    'sac': {'HalfCheetah-v5': ('sac_hopper', {**_steps(60000), 'create_environment.env_name': 'HalfCheetah-v5'}),
+            'Hopper-v5': ('sac_hopper', _steps(60000))},
     'dqn': {'LunarLander-v3': ('dqn_cart_pole', {
         **_steps(40000), 'create_environment.env_name': 'LunarLander-v3', 'QNetwork.fc_layer_params': (128, 128),
         'RewardScaling.scale': 0.05}),
