@@ -108,6 +108,11 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         """Return the current probability of a random action in the rollout."""
         return max(self._epsilon_min, self._epsilon() * self._epsilon_decay**int(self._num_episodes))
 
+    @property
+    def exploration_rate(self) -> float:
+        """Current probability of a random action in the rollout."""
+        return self.epsilon()
+
     supports_action_mask = True
 
     # Steps -----------------------------------------------------------------------------------------------------

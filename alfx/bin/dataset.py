@@ -12,6 +12,7 @@ A dataset is a dataset folder, a run folder or checkpoint with a replay buffer, 
 """
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import alfx
@@ -21,7 +22,8 @@ from alfx.bin.flags import FLAGS, number
 _COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
 _WRITE = ('mix', 'filter', 'convert')
 _USES = {'output': _WRITE, 'overwrite': _WRITE, 'num_steps': _WRITE, 'top': ('filter',), 'min_return': ('filter',),
-         'max_return': ('filter',), 'json': ('show',), 'conf': ('check',), 'root_dir': ('check',)}
+         'max_return': ('filter',), 'json': ('show',), 'conf': ('check',), 'root_dir': ('check',),
+         'reference_returns': ('show', *_WRITE)}
 PARSER = flags.Parser(__file__, __doc__, ('|'.join(_COMMANDS) + ' DATASET ...', 'what to do, and datasets'))
 PARSER.add('output DIR', 'mix, filter, convert: the dataset folder to write')
 PARSER.add('top X', 'filter: keep this fraction of the episodes, those with the highest returns', number(float, 0, 1))
@@ -65,8 +67,11 @@ def _show(names: list[str]) -> None:
     """Print the statistics of each dataset."""
     from alfx.offline import dataset_sources, dataset_statistics
     shown: dict[str, Any] = {}
+    reference = policy_flags.reference_returns()
     for name in names:
         dataset = dataset_sources.read(name)
+        if reference is not None:
+            dataset = dataset._replace(about={**dataset.about, 'reference_returns': reference})
         if FLAGS.json:
             shown[name] = {**dataset_statistics.summary(dataset),
                            'arrays': dataset_statistics.array_lines(dataset.episodes),
@@ -118,11 +123,23 @@ def _write(command: str, names: list[str]) -> None:
     if not len(episodes.lengths):
         raise DatasetError(f'{", ".join(names)}: no episode is left',
                            'relax --top, --min_return, --max_return or --num_steps')
-    about = {**datasets[0].about, 'made': command, 'from': [[x.name, x.fingerprint] for x in datasets]}
+    about = {**_common(datasets), 'made': command, 'from': [[x.name, x.fingerprint] for x in datasets]}
     if reference is not None:
         about['reference_returns'] = reference
     dataset_folder.write(FLAGS.output, episodes, about, FLAGS.overwrite)
     print('\n'.join(dataset_statistics.lines(Dataset(FLAGS.output, episodes, about, ''))))
+
+
+def _common(datasets: Sequence[Any]) -> dict[str, Any]:
+    """Return the metadata of a mixture: the entries that are equal, and what is known about the environments."""
+    common = {key: value for key, value in datasets[0].about.items()
+              if all(dataset.about.get(key) == value for dataset in datasets)}
+    for key in ('specs', 'reference_returns', 'action_bounds'):
+        if found := [dataset.about[key] for dataset in datasets if dataset.about.get(key)]:
+            common[key] = found[0]
+    if names := [dataset.about['env_name'] for dataset in datasets if 'env_name' in dataset.about]:
+        common['env_name'] = ', '.join(dict.fromkeys(names))
+    return common
 
 
 def _filtered(dataset: Any) -> Any:

@@ -79,7 +79,7 @@ def _modes(algorithm: Any, conf_epsilon: float) -> list[tuple[str, float]]:
         epsilon = conf_epsilon if FLAGS.epsilon_greedy is None else FLAGS.epsilon_greedy
         return [(f'epsilon_greedy={epsilon:g}', epsilon)]
     modes = [('greedy', 0.0), ('sampled', 1.0)]
-    if FLAGS.mode == 'both' and any(hasattr(part, 'exploration_rate') for part in algorithm.modules()):
+    if FLAGS.mode == 'both' and policy_flags.is_value_based(algorithm):
         return modes[:1]  # sampled actions would be uniformly random
     return [mode for mode in modes if FLAGS.mode in ('both', mode[0])]
 

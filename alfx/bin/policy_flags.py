@@ -36,6 +36,11 @@ def define_checkpoint_flag(parser: Parser, more: str = '') -> None:
                f'KeepBestCheckpoint{more}', default='latest')
 
 
+def is_value_based(algorithm: Any) -> bool:
+    """Return whether the policy has no action distribution, so that sampled actions are uniformly random."""
+    return any(hasattr(part, 'exploration_rate') for part in algorithm.modules())
+
+
 def random_seed() -> int | None:
     """Return the seed of ``--random_seed`` or ``--seed``; None if neither is given."""
     return FLAGS.seed if FLAGS.random_seed is None else FLAGS.random_seed

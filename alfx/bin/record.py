@@ -21,7 +21,8 @@ PARSER.add('dataset DIR', 'dataset folder to write')
 PARSER.add('num_steps N', 'number of steps, over all environments', number(int, 1), 10_000)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
 PARSER.add('mode sampled|greedy|random', 'sample actions from the policy, take its most likely actions, or take '
-           'uniformly random actions; --epsilon_greedy overrides this', default='sampled')
+           'uniformly random actions; --epsilon_greedy overrides this; default: sampled, or greedy for value-based '
+           'algorithms, which have no action distribution')
 PARSER.add('noise X', 'standard deviation of noise on continuous actions, in units of half their range',
            number(float, 0), 0.0)
 PARSER.add('correlated_noise X', 'the same as noise, but each noise sample is also added to the next action',
@@ -66,9 +67,15 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         root_dir = flags.root_dir_from_flags()
         env, algorithm = policy_flags.policy_from_flags(root_dir, count)
         transformer, about = algorithm.data_transformer, {'root_dir': root_dir}
-    about |= {'env_name': env.name, 'mode': FLAGS.mode, 'noise': FLAGS.noise,
-              'correlated_noise': FLAGS.correlated_noise}
+    about |= {'env_name': env.name, 'noise': FLAGS.noise, 'correlated_noise': FLAGS.correlated_noise}
+    if (FLAGS.noise or FLAGS.correlated_noise) and not any(
+            spec.is_continuous for spec in alfx.nest.flatten(env.action_spec())):
+        raise alfx.gin_utils.ConfError('--noise has no effect: the environment has no continuous actions',
+                                       'use --epsilon_greedy')
     if is_random:
+        if 'checkpoint_step' in FLAGS.given:
+            raise alfx.gin_utils.ConfError('--checkpoint_step has no effect on --mode random', 'remove one of them')
+        about['mode'] = 'random'
         act: Any = recorder.random_policy(env.action_spec(), count, _masks(env, transformer))
     else:
         from alfx.runs import building
@@ -76,13 +83,26 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         algorithm.eval()
         about['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         if FLAGS.epsilon_greedy is None:
-            building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
+            about['mode'] = _mode(algorithm)
+            building.set_epsilon_greedy(algorithm, 1.0 if about['mode'] == 'sampled' else 0.0)
+        else:
+            about['mode'] = f'epsilon_greedy={FLAGS.epsilon_greedy:g}'
         act = recorder.Policy(algorithm, count)
     about |= dataset_spaces.specs_as_json(env)
     for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
         if scale:
             act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)
     return env, act, about
+
+
+def _mode(algorithm: Any) -> str:
+    """Return the value of ``--mode``, or its default for an algorithm."""
+    if not policy_flags.is_value_based(algorithm):
+        return FLAGS.mode or 'sampled'
+    if FLAGS.mode == 'sampled':
+        raise alfx.gin_utils.ConfError('--mode sampled: the algorithm has no action distribution, so that all actions '
+                                       'would be random', 'use --mode greedy, --mode random or --epsilon_greedy')
+    return 'greedy'
 
 
 def _masks(env: Any, transformer: Any) -> Any:

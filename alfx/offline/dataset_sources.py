@@ -47,11 +47,13 @@ def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:
     ``None`` if no dataset contains them. A dataset that no longer exists is skipped, because scores are optional.
     """
     for name in names:
-        path = os.path.expanduser(name)
-        if dataset_folder.is_dataset(path):
+        path, found = os.path.expanduser(name), None
+        if name.startswith(minari_sets.PREFIX):
+            found = minari_sets.reference_returns(name)
+        elif dataset_folder.is_dataset(path):
             found = dataset_folder.read_manifest(path)['about'].get('reference_returns')
-            if found and found[0] < found[1]:
-                return found[0], found[1]
+        if found and found[0] < found[1]:
+            return found[0], found[1]
     return None
 
 

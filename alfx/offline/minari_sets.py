@@ -63,10 +63,23 @@ def read(name: str) -> Dataset:
         about['channels_last'] = images
     if source.env_spec is not None:
         about['env_name'] = source.env_spec.id
-    metadata = source.storage.metadata
-    if {'ref_min_score', 'ref_max_score'} <= metadata.keys():
-        about['reference_returns'] = [float(metadata['ref_min_score']), float(metadata['ref_max_score'])]
+    if reference := _reference(source):
+        about['reference_returns'] = reference
     return Dataset(name, episodes, about, fingerprint(episodes))
+
+
+def reference_returns(name: str) -> list[float] | None:
+    """Return the returns of a random and of an expert policy; ``None`` if they or the dataset are missing."""
+    try:
+        import minari
+        return _reference(minari.load_dataset(name.removeprefix(PREFIX)))
+    except (ImportError, OSError, ValueError, KeyError):
+        return None
+
+
+def _reference(source: Any) -> list[float] | None:
+    metadata, keys = source.storage.metadata, ('ref_min_score', 'ref_max_score')
+    return [float(metadata[key]) for key in keys] if all(key in metadata for key in keys) else None
 
 
 def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> Episodes:

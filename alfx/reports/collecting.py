@@ -196,6 +196,8 @@ def _without_task(folder: str) -> str:
 
 
 def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:
+    if evaluation and x in curves.NOT_IN_EVALUATIONS:
+        return None
     path = run_files.eval_table(folder) if evaluation else os.path.join(folder, 'progress.csv')
     rows = run_files.read_table(path) if os.path.isfile(path) else []
     return curves.read_curve(folder, x, y, evaluation) if rows and x in rows[0] and y in rows[0] else None

@@ -1,5 +1,4 @@
 """Comparison of runs: returns, speed, conf differences, and paired differences over the same seeds."""
-import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -150,10 +149,13 @@ def labelled_groups(folders: Sequence[str], group_by: str = 'conf', names: Seque
                             'the curves are, in this order: ' + '; '.join(', '.join(group) for group in groups))
         return dict(zip(names, groups))
     first = [group[0] for group in groups]
-    if group_by == 'none':
-        return dict(zip(first, groups))
-    found = labels(first, [curves.conf_name(root_dir) for root_dir in first])
-    return {label if found.count(label) == 1 else group[0]: group for label, group in zip(found, groups)}
+    return dict(zip(first if group_by == 'none' else _unique_labels(first), groups))
+
+
+def _unique_labels(root_dirs: Sequence[str]) -> list[str]:
+    """Return labels of groups with these first runs; the run folder where they would be the same."""
+    found = labels(root_dirs, [curves.conf_name(root_dir) for root_dir in root_dirs])
+    return [label if found.count(label) == 1 else root_dir for label, root_dir in zip(found, root_dirs)]
 
 
 def groups_in(folder: str) -> dict[str, list[str]]:
@@ -162,13 +164,15 @@ def groups_in(folder: str) -> dict[str, list[str]]:
     The title is the folder, or the folder inside it that contains the runs of the conf, or its label if several confs
     have runs in the same folder. Empty if the folder neither is nor contains a run.
     """
-    with contextlib.suppress(ConfError):
-        logged = [x for x in run_files.run_folders(folder) if os.path.exists(os.path.join(x, 'progress.csv'))]
-        groups = labelled_groups(logged)
-        titles = [folder] if len(groups) == 1 else [os.path.commonpath(group) for group in groups.values()]
-        return {title if titles.count(title) == 1 else f'{folder}: {label}': group
-                for title, (label, group) in zip(titles, groups.items())}
-    return {}
+    try:
+        found = run_files.run_folders(folder)
+    except ConfError:
+        return {}
+    logged = [x for x in found if os.path.exists(os.path.join(x, 'progress.csv'))]
+    groups = labelled_groups(logged) if logged else {}
+    titles = [folder] if len(groups) == 1 else [os.path.commonpath(group) for group in groups.values()]
+    return {title if titles.count(title) == 1 else f'{folder}: {label}': group
+            for title, (label, group) in zip(titles, groups.items())}
 
 
 def _short(value: str) -> str:
@@ -210,7 +214,7 @@ def paired_differences(runs: Sequence[dict[str, Any]], column: str) -> list[Diff
     values = {name: {by_folder[folder]['seed']: by_folder[folder][column] for folder in folders
                      if None not in (by_folder[folder]['seed'], by_folder[folder][column])}
               for name, folders in groups.items()}
-    names = labels([folders[0] for folders in groups.values()], [curves.conf_name(f[0]) for f in groups.values()])
+    names = _unique_labels([folders[0] for folders in groups.values()])
     (baseline, first), *others = zip(names, values.values())
     found = []
     for name, by_seed in others:

@@ -191,19 +191,21 @@ def average(curves: list[Curve], smoothing: int = 1) -> Band:
     """
     smoothed = [Curve(curve.x, _moving_average(curve.y, smoothing)) for curve in curves]
     low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
-    x = smoothed[0].x if len(smoothed) == 1 or high <= low else np.linspace(low, high, _POINTS)
+    if len(smoothed) == 1:
+        x = smoothed[0].x
+    else:  # without a common range, the end of the shortest curve
+        x = np.linspace(low, high, _POINTS) if high > low else np.array([high])
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in smoothed])
     return Band(x, interquartile_mean(values), *interquartile_mean_interval(values), len(curves))
 
 
 def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
     """Mean of the last ``width`` values."""
-    total = np.concatenate([[0.0], np.cumsum(y)])
-    index = np.arange(1, len(y) + 1)
-    start = np.maximum(index - width, 0)
-    return (total[index] - total[start]) / (index - start)
+    # not from a cumulative sum, in which a NaN or a huge value would spoil all later means
+    return np.array([y[max(end - width, 0):end].mean() for end in range(1, len(y) + 1)])
 
 
+NOT_IN_EVALUATIONS = ('seconds', 'episodes')  # columns that evaluations lack, or that mean something else there
 _NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # columns for the horizontal axis
 _MOST_COLUMNS = 4
 _MARKED_POINTS = 10  # curves of fewer points have markers
@@ -268,7 +270,7 @@ def read_panels(groups: Mapping[str, Sequence[str]], x: str | None, y: Sequence[
             has_column(root_dir, name, evaluation) for evaluation in (False, True))]
         if 0 < len(lacking) < len(all_runs) and list(y) != ['all']:
             _log.warning('%s is not drawn for runs without such a column: %s', name, ', '.join(lacking))
-        for evaluation in (False, ) if x == 'seconds' else (False, True):  # evaluations have no such column
+        for evaluation in (False, ) if x in NOT_IN_EVALUATIONS else (False, True):
             for label, root_dirs in groups.items():
                 found = [curve for root_dir in root_dirs if (  # if no run has the column, reading it is an error
                     has_column(root_dir, name, evaluation) or lacking == all_runs)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.config import TrainerConfig
-from alfx.gin_utils import ConfError, Problem, hint_nearest, locations, static_check, stored_files
+from alfx.gin_utils import ConfError, Problem, hint_nearest, locations, static_check, stored_files, user_modules
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.gin_utils.settings import may_change
 from alfx.search import space as space_module
@@ -154,10 +154,15 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     if os.path.abspath(conf.conf_file) == folder.conf_file:  # its includes are already resolved
         search = search._replace(must_be_used=())
     stored = read_text(folder.conf_file)
-    if stored is not None and os.path.isfile(folder.study_file):  # the hyperparameter search has started
+    is_started = os.path.isfile(folder.study_file)
+    if stored is not None and is_started:
         check_same_search(stored, search, folder.root_dir)
+        changed = user_modules.changed_since(os.path.dirname(folder.base_file), conf.modules)
+        if changed:
+            raise ConfError(f'{", ".join(changed)}: changed since the hyperparameter search in {folder.root_dir} began',
+                            'restore the file, use another --root_dir, or omit --conf to resume with the old version')
     write_text(folder.base_file, search.base_text)
-    for file in conf.modules if stored is None else ():
+    for file in () if is_started else conf.modules:
         for conf_file in (folder.base_file, folder.results('best.gin')):  # which import them from their folders
             path = os.path.join(os.path.dirname(conf_file), file.name)
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -71,6 +71,19 @@ def test_datasets_are_joined_and_remember_where_they_are_from(run, tmp_path):
     assert found.reference_returns() == (0.0, 10.0)
 
 
+def test_a_mixture_has_the_metadata_that_holds_for_all_parts(run, tmp_path):
+    first = write(tmp_path / 'a', env_name='Here-v0', mode='sampled', noise=0.5, num=1)
+    second = write(tmp_path / 'b', env_name='Here-v1', mode='random', noise=0.5, reference_returns=[0.0, 5.0])
+    run('mix', first, second, output=str(tmp_path / 'both'))
+    about = dataset_folder.read(str(tmp_path / 'both')).about
+    assert about['env_name'] == 'Here-v0, Here-v1' and about['reference_returns'] == [0.0, 5.0]
+    assert about['noise'] == 0.5 and not about.keys() & {'mode', 'num'}
+
+
+def test_given_reference_returns_are_shown(run, tmp_path):
+    assert 'normalized score 25.0' in run('show', write(tmp_path / 'a'), reference_returns=['0', '10'])
+
+
 def test_datasets_with_other_action_units_are_not_joined(run, tmp_path):
     own, unit = write(tmp_path / 'own'), write(tmp_path / 'unit', action_bounds={'': [[-1.0], [1.0]]})
     torques = write(tmp_path / 'torques', action_bounds={'': [[-2.0], [2.0]]})
@@ -101,6 +114,7 @@ def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
     (['convert', 'file'], dict(output='c'), 'file: .*use a checkpoint'),
     (['mix', 'a', 'b'], dict(output='c', top=0.5, given=('output', 'top')), '--top has no effect on mix.*filter'),
     (['check', 'a'], dict(output='c', given=('output', )), '--output has no effect on check.*mix, filter, convert'),
+    (['check', 'a'], dict(reference_returns=['0', '1'], given=('reference_returns', )), 'has no effect on check.*show'),
 ])
 def test_invalid_requests_raise(run, tmp_path, monkeypatch, arguments, flags, message):
     monkeypatch.chdir(tmp_path)
@@ -125,6 +139,23 @@ def test_random_datasets_are_recorded_and_never_overwrite_another(tmp_path):
     assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in output and 'normalized score' in output
     result = program(*arguments, code=2)
     assert 'a dataset exists already' in result.stderr and 'Traceback' not in result.stderr
+
+
+def test_the_best_actions_of_value_based_algorithms_are_recorded(tmp_path):
+    arguments = ('zoo:q_learning_frozen_lake', '--num_steps', '28', '--seed', '0', '--dataset', str(tmp_path / 'a'))
+    program(*arguments)
+    dataset = dataset_folder.read(str(tmp_path / 'a'))
+    assert dataset.about['mode'] == 'greedy' and (dataset.episodes.returns() == 1).all()
+    message = program(*arguments, '--overwrite', '--mode', 'sampled', code=2).stderr
+    assert 'the algorithm has no action distribution' in message
+
+
+@pytest.mark.parametrize('conf, flag, message', [
+    ('ppo_cart_pole', '--noise=0.5', '--noise has no effect: the environment has no continuous actions'),
+    ('sac_pendulum', '--checkpoint_step=7', '--checkpoint_step has no effect on --mode random')])
+def test_options_of_the_recorder_without_effect_are_rejected(tmp_path, conf, flag, message):
+    result = program('--conf', conf, '--mode', 'random', flag, '--dataset', str(tmp_path / 'a'), code=2)
+    assert message in result.stderr and not (tmp_path / 'a').exists()
 
 
 ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')

@@ -145,6 +145,15 @@ def test_a_minari_dataset_keeps_its_alignment(minari_set):
     assert dataset.about['action_bounds'] == {'': [[-4.0], [4.0]]}
 
 
+@ignores_warnings
+def test_reference_returns_of_minari_are_used_for_scores(minari_set):
+    import minari
+    assert dataset_sources.reference_returns([minari_set]) is None
+    minari.load_dataset('test/two-v0').storage.update_metadata({'ref_min_score': -5.0, 'ref_max_score': 20.0})
+    assert dataset_sources.read(minari_set).about['reference_returns'] == [-5, 20]
+    assert dataset_sources.reference_returns(['minari:missing-v0', minari_set]) == (-5, 20)
+
+
 def create_minari_set(tmp_path, monkeypatch, space, num_observations=4, rewards=(1.0, 2.0, 3.0)):
     """Write one episode of three actions; return the name of the dataset and the observations by leaf."""
     minari = pytest.importorskip('minari')

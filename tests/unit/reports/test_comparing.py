@@ -6,6 +6,7 @@ import sys
 import pytest
 from helpers import warm_starts
 
+from alfx.gin_utils import ConfError
 from alfx.reports import collecting, comparing, curves
 
 
@@ -113,6 +114,23 @@ def test_confs_are_compared_seed_by_seed(tmp_path):
     # Student's t for one degree of freedom at 97.5% is 12.706; standard error of 2 and 6: sqrt(8 / 2) = 2
     assert found.margin == pytest.approx(12.706 * 2, rel=1e-3)
     assert (found.baseline, found.name) == ('x: lr=0.1', 'x: lr=0.2')
+
+
+def test_confs_that_differ_in_many_bindings_are_named_by_their_folders(tmp_path):
+    folders = [write_run(tmp_path / name / 'seed-1', [value], 0.1, 1) for name, value in (('a', 1), ('b', 2), ('c', 5))]
+    for number, folder in enumerate(folders):
+        with open(os.path.join(folder, 'conf', 'config.gin'), 'a', encoding='utf8') as file:
+            file.writelines(f'f.x{i} = {number}\n' for i in range(4))
+    found = comparing.paired_differences([comparing.read_run(folder) for folder in folders], 'final return')
+    assert [(x.baseline, x.name, x.mean) for x in found] == [(folders[0], folders[1], 1), (folders[0], folders[2], 4)]
+
+
+def test_a_damaged_run_is_not_silently_left_out(tmp_path):
+    folder = write_run(tmp_path / 'a', [10], 0.1)
+    with open(os.path.join(folder, 'conf', 'config.gin'), 'ab') as file:
+        file.write(b'\xe9\xe9')
+    with pytest.raises(ConfError, match='config.gin is damaged'):
+        comparing.groups_in(folder)
 
 
 def test_confs_with_no_seed_in_common_are_not_compared(tmp_path):

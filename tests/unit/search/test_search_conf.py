@@ -125,3 +125,12 @@ def test_the_best_conf_finds_the_modules_of_the_search_conf(tmp_path):
     prepared(tmp_path, 'import module_of_a_search\n' + TRAINING)
     copies = [tmp_path / 'search' / 'module_of_a_search.py', tmp_path / 'search' / 'search' / 'module_of_a_search.py']
     assert all(path.read_text() == 'VALUE = 1\n' for path in copies)  # next to best.gin, and to the conf of the trials
+    (tmp_path / 'module_of_a_search.py').write_text('VALUE = 2\n')
+    prepared(tmp_path, 'import module_of_a_search\n' + TRAINING)
+    assert all(path.read_text() == 'VALUE = 2\n' for path in copies)  # no trial has started
+    (tmp_path / 'search' / 'search' / 'study.log').touch()
+    prepared(tmp_path, 'import module_of_a_search\n' + TRAINING)
+    (tmp_path / 'module_of_a_search.py').write_text('VALUE = 3\n')
+    with pytest.raises(ConfError, match='module_of_a_search.py: changed since the hyperparameter search'):
+        prepared(tmp_path, 'import module_of_a_search\n' + TRAINING)
+    assert all(path.read_text() == 'VALUE = 2\n' for path in copies)
