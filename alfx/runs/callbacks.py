@@ -180,7 +180,8 @@ class _Improvement(SettingsCallback):
                 hint_nearest(self.metric, list(results)) or f'choose one of {", ".join(results)}')
         value = results[self.metric]
         sign = 1.0 if self.mode == 'max' else -1.0
-        if math.isnan(value) or self._best is not None and sign * (value - self._best) <= self.min_delta:
+        # the difference of equal infinities is NaN, which is no improvement either
+        if math.isnan(value) or self._best is not None and not sign * (value - self._best) > self.min_delta:
             return False
         self._best = value
         return True
@@ -199,8 +200,8 @@ class KeepBestCheckpoint(_Improvement):
     """Callback that keeps the checkpoint with the best evaluation; see :meth:`TrainingRun.keep_as_best`.
 
     ``--checkpoint_step best`` loads it in play, evaluate, record and export, as does ``alfx.load(run, 'best')``. Its
-    evaluation return is logged as ``best/METRIC``. The best of many noisy evaluations overestimates the policy, so
-    evaluate it again before reporting it.
+    result is logged as ``best/METRIC`` (a loss as ``best_METRIC``). The best of many noisy evaluations overestimates
+    the policy, so evaluate it again before reporting it.
 
     Args:
         metric: result to compare, a column of ``eval/progress.csv``. The first of equal results is kept.
@@ -223,7 +224,10 @@ class KeepBestCheckpoint(_Improvement):
         if self.improves(run):
             run.keep_as_best()
             assert self._best is not None, 'improves() has set it'
-            run.log(f'best/{self.metric}', self._best)
+            name = f'best/{self.metric}'
+            if run_files.LEARNING_COLUMN.search(name):  # reserved for scalars of the algorithm
+                name = f"best_{self.metric.replace('/', '_')}"
+            run.log(name, self._best)
 
 
 @gin_utils.configurable
@@ -265,7 +269,8 @@ class StopWithoutImprovement(_Improvement):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._num_without = state['num_without']
+        is_other_metric = self._best is None and state['best'] is not None
+        self._num_without = 0 if is_other_metric else state['num_without']
 
 
 @gin_utils.configurable

@@ -106,7 +106,9 @@ class OptimizerSettings:
 
     def __init__(self, algorithm: Any):
         self._algorithm = algorithm
-        self._settings = [{key: value for key, value in group.items() if key != 'params'} for group in self._groups()]
+        not_settings = ('params', 'iterations')  # AdamTF counts the steps of a group
+        self._settings = [{key: value for key, value in group.items() if key not in not_settings}
+                          for group in self._groups()]
 
     def restore(self) -> None:
         """Restore the settings of the conf after a checkpoint was loaded."""

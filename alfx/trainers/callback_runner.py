@@ -1,4 +1,5 @@
 """Calls of the hooks of ``TrainerConfig.callbacks``; the callbacks themselves are in :mod:`alfx.runs.callbacks`."""
+import collections
 import contextlib
 import os
 import traceback
@@ -176,9 +177,9 @@ def _named(name: str, hook: str) -> Iterator[None]:
 
 
 def _check_plain(value: Any) -> None:
-    if isinstance(value, dict):
+    if type(value) in (dict, collections.OrderedDict, collections.Counter):
         value = [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):  # checkpoints with subclasses, such as named tuples, could not be read
         for item in value:
             _check_plain(item)
     elif type(value) not in _PLAIN:

@@ -44,16 +44,18 @@ _TEMPORARY_CHECKPOINT_SHARE = 0.02  # maximum fraction of the time spent on temp
 _TEMPORARY_CHECKPOINTS_KEPT = 2
 
 
-def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100) -> int:
+def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100,
+                                     ends_at_env_steps: bool = True) -> int:
     """Return the number of iterations between two summaries or evaluations.
 
     Args:
         config: configuration of the run, which determines its length.
         batch_size: number of environments.
         calls: number of summaries or evaluations in the whole run.
+        ends_at_env_steps: whether ``num_env_steps``, if set, ends the run.
     """
     iterations = config.num_iterations
-    if config.num_env_steps:
+    if config.num_env_steps and ends_at_env_steps:
         unroll_length = config.unroll_length or config.max_unroll_length
         until_steps = math.ceil(config.num_env_steps / max(unroll_length * batch_size, 1e-9))
         iterations = min(iterations, until_steps) if iterations else until_steps
@@ -113,11 +115,12 @@ class Trainer:
         self._evaluator: RunEvaluator | None = None
         self._unroll_source: Any = None
         self._summary_interval, self._eval_interval = (
-            interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
+            interval if count is None else compute_summary_or_eval_interval(
+                config, self._num_environments(), count, self._ends_at_env_steps())
             for interval, count in ((config.summary_interval, config.num_summaries),
                                     (config.eval_interval, config.num_evals)))
         self._evaluated_at = -1
-        self._saved_counter, self._checkpoints_done = -1, 0
+        self._saved_counter, self._saved_iteration, self._checkpoints_done = -1, -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._wait_for_temporary_is_over = False
 
@@ -224,11 +227,15 @@ class Trainer:
             'env_steps': env_steps, 'global_counter': context.get_global_counter()})
 
     def _summary_is_due(self) -> bool:
-        counter = context.get_global_counter()
-        if self._config.summarize_first_interval and counter < self._summary_interval or self._is_last_iteration():
+        counter, iteration, interval = context.get_global_counter(), self._state.iteration, self._summary_interval
+        counts_iterations = self._config.num_summaries is not None
+        done = iteration if counts_iterations else counter
+        if self._config.summarize_first_interval and done < interval or self._is_last_iteration():
             return True
+        if counts_iterations:
+            return iteration % interval == 0
         # With update_counter_every_mini_batch an iteration moves the counter by several steps.
-        return counter // self._summary_interval > self._state.last_summary // self._summary_interval
+        return counter // interval > self._state.last_summary // interval
 
     def _is_last_iteration(self) -> bool:
         """Return whether the run ends with this iteration if it takes as many steps as the previous iteration."""
@@ -359,9 +366,16 @@ class Trainer:
 
     def doubled_length(self) -> str:
         """Return the binding that makes the run twice as long."""
-        limits = ('num_iterations', 'num_env_steps', 'num_episodes')
-        name = next(limit for limit in limits if getattr(self._config, limit))
+        limits = {'num_iterations': self._state.iteration, 'num_episodes': self._summary.count('NumberOfEpisodes')}
+        if self._ends_at_env_steps():
+            limits['num_env_steps'] = self.current_env_steps()
+        shares = {name: done / limit for name, done in limits.items() if (limit := getattr(self._config, name))}
+        name = max(shares, key=lambda limit: shares[limit])  # the one that has ended the run
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
+
+    def _ends_at_env_steps(self) -> bool:
+        """Return whether ``num_env_steps`` ends the run."""
+        return bool(self._config.num_env_steps)
 
     def last_scheduled_values(self) -> dict[str, float]:
         """Return the values, in the last iteration, of the schedules that a longer run would change, by argument.
@@ -413,7 +427,7 @@ class Trainer:
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step), self._environment_state.restore)
             self._team.agree(self._state.iteration, False)  # exchanges the counters
-            self._saved_counter = counter
+            self._saved_counter, self._saved_iteration = counter, self._state.iteration
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
             reproducibility.warn_on_resume(self._algorithm, self._config, self.current_env_steps())
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
@@ -483,7 +497,7 @@ class Trainer:
             self._apply_callback_requests()
         if stop_signal is None:
             self._log_remaining_scalars()
-        if self._saved_counter != context.get_global_counter():
+        if self._saved_iteration != self._state.iteration:  # the counter does not count iterations without an update
             if stop_signal is None:
                 self._environment_state.finish()
             self._save_checkpoint()
@@ -528,7 +542,7 @@ class Trainer:
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
         if not temporary:
-            self._saved_counter = context.get_global_counter()
+            self._saved_counter, self._saved_iteration = context.get_global_counter(), self._state.iteration
             self._checkpoints_done = self._checkpoints_to_be_done()
         now = time.monotonic()
         self._next_save = now + max(_TEMPORARY_CHECKPOINT_SECONDS, (now - start) / _TEMPORARY_CHECKPOINT_SHARE)
@@ -659,8 +673,10 @@ class RLTrainer(Trainer):
             return sampled
         return min(sampled, collected) if config.mini_batch_size else collected
 
-    def _trains_without_new_steps(self) -> bool:
-        return not self._algorithm.on_policy and not self._config.trains_on_whole_unrolls
+    def _ends_at_env_steps(self) -> bool:
+        config = self._config
+        trains_without_new_steps = not self._algorithm.on_policy and not config.trains_on_whole_unrolls
+        return bool(config.num_env_steps) and not (config.num_iterations and trains_without_new_steps)
 
     def _is_finished(self) -> bool:
         config = self._config
@@ -670,9 +686,7 @@ class RLTrainer(Trainer):
             return True
         if config.stop_at_return is not None and self._team.decide(self._has_reached_return):
             return True
-        if not config.num_env_steps or self.current_env_steps() < config.num_env_steps:
-            return False
-        return not (config.num_iterations and self._trains_without_new_steps())
+        return self._ends_at_env_steps() and self.current_env_steps() >= config.num_env_steps
 
     def _num_episodes(self) -> int:
         """Return the number of finished episodes."""
@@ -702,7 +716,7 @@ class RLTrainer(Trainer):
             done = iterations / config.num_iterations
         if config.num_episodes:
             done = max(done, self._num_episodes() / config.num_episodes)
-        if config.num_env_steps and not (config.num_iterations and self._trains_without_new_steps()):
+        if self._ends_at_env_steps():
             done = max(done, env_steps / config.num_env_steps)
         return min(done, 1.0)
 

@@ -3,13 +3,16 @@ import errno
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers import warm_starts
 
 import alfx
 from alfx import gin_utils
+from alfx.optimizers import AdamTF
 from alfx.runs import forking
 from alfx.reports import comparing
 from alfx.runs import run_files
@@ -71,6 +74,18 @@ def test_a_changed_learning_rate_takes_effect_at_the_fork(run, tmp_path):
     assert comparing.differences([comparing.read_bindings(folder) for folder in (run, slow)]) == [
         ('ppo/Adam.lr', [comparing.read_bindings(run)['ppo/Adam.lr'], '0.0'])]
     resume(slow)  # the run has ended; the stored conf has the change
+
+
+def test_the_settings_of_a_fork_keep_the_step_count_of_adam_tf():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = AdamTF(lr=0.5)
+    optimizer.add_param_group({'params': [parameter]})
+    settings = forking.OptimizerSettings(SimpleNamespace(optimizers=lambda include_ignored_attributes: [optimizer]))
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.param_groups[-1]['lr'] = 0.1
+    settings.restore()
+    assert (optimizer.param_groups[-1]['iterations'], optimizer.param_groups[-1]['lr']) == (1, 0.5)
 
 
 def test_invalid_forks_are_rejected(run, tmp_path):

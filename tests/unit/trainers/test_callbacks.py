@@ -1,10 +1,12 @@
 """Callbacks: order of the hooks, counts, logged scalars, stop, state in checkpoints, errors, and the shipped ones."""
+import collections
 import csv
 import os
 import shutil
 import signal
 import threading
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from alfx.metrics.metrics import AverageEpisodeLengthMetric, AverageReturnMetric
 from alfx.runs import run_files
 from alfx.runs.callbacks import Callback, EpisodeLog, KeepBestCheckpoint, StopWithoutImprovement, TrainingRun
 from alfx.runs.evaluator import read_results
+from alfx.trainers import callback_runner
 from alfx.trainers.callback_runner import CallbackError, CallbackRunner
 from alfx.utils import processes
 
@@ -339,6 +342,40 @@ def test_a_resumed_run_compares_with_the_best_of_the_same_metric(changes, is_bes
     run.evaluation, run.keeps_best = {'x': 1.0, 'y': 1.0}, False
     resumed.on_evaluation_end(run)
     assert run.keeps_best == is_best
+
+
+def test_patience_starts_anew_with_another_metric():
+    callback, run = StopWithoutImprovement(metric='x', patience=3), TrainingRun('', None)
+    for value in (5.0, 4.0, 3.0):
+        run.evaluation = {'x': value}
+        callback.on_evaluation_end(run)
+    same, other = (StopWithoutImprovement(metric=metric, patience=3) for metric in ('x', 'y'))
+    for resumed in (same, other):
+        resumed.load_state_dict(callback.state_dict())
+        run.stop_reason, run.evaluation = None, {'x': 2.0, 'y': float('nan')}
+        resumed.on_evaluation_end(run)
+        assert (run.stop_reason is None) == (resumed is other)
+
+
+def test_an_equal_infinite_result_is_no_improvement():
+    callback, run = KeepBestCheckpoint(metric='x'), TrainingRun('', None, evaluation={'x': -float('inf')})
+    assert [callback.improves(run) for _ in range(3)] == [True, False, False]
+
+
+def test_the_best_loss_is_logged_under_a_name_that_is_not_reserved():
+    run = TrainingRun('', None, evaluation={'measure/loss': 1.5})
+    KeepBestCheckpoint(metric='measure/loss', mode='min').on_evaluation_end(run)
+    assert run.logged == {'best_measure_loss': 1.5}
+
+
+class Range(NamedTuple):
+    low: float = 0.0
+
+
+@pytest.mark.parametrize('value', [collections.defaultdict(int, a=1), Range(), (1, Range())])
+def test_a_state_that_a_checkpoint_could_not_hold_is_rejected(value):
+    with pytest.raises(TypeError, match='expected numbers, strings, tensors, None, and lists and dicts of these'):
+        callback_runner._check_plain(value)
 
 
 def test_an_unknown_metric_is_rejected_with_the_nearest_name():
