@@ -245,6 +245,7 @@ class TruncatedDistribution(td.Distribution):
         a, b, mirrored = self._left_interval()
         low, high = self._its.cdf(a), self._its.cdf(b)
         uniform = torch.rand((*sample_shape, *self._loc.shape), dtype=a.dtype, device=a.device)
+        uniform = uniform.clamp_min(0.5 * torch.finfo(a.dtype).eps)  # 0 would look like an underflow of the mass
         p = low + (high - low) * uniform
         # if the probabilities underflow, all the mass is at the end nearest to loc, which is b
         usable = (p > 0) & (p < 1)

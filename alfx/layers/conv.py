@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from alfx.gin_utils import Count, configurable, takes_arguments_of
 from alfx.layers import weights as w
-from alfx.layers.activations import out_of_place
+from alfx.layers.sequential import NaiveParallelLayer, stacked_activation
 
 _LEAST_PIXELS = 32 * 32  # convolutions of larger images are faster with channels last; smaller ones gain nothing
 Size2d = int | tuple[int, int]
@@ -46,13 +46,14 @@ class _ConvBase(nn.Module):
         self._strides, self._padding = pair(config['strides']), pair(config['padding'])
         self._output_padding = pair(config.get('output_padding', 0))
         # A stack applies the activation to a view; in place, its backward pass would copy everything.
-        self._activation = config['activation'] if n is None else out_of_place(config['activation'])
+        self._activation = config['activation'] if n is None else stacked_activation(config['activation'], n)
         kernel = (shape[::-1] if not self._transposed else shape) + self._kernel_size
         stack = () if n is None else (n, )
         self.weight = w.parameter(stack + kernel, config.get('weight_opt_args'))
         self.bias = w.parameter(stack + shape[1:], None) if use_bias else None
         self._norm: Any = w.conv_norm(shape[1], n, config['use_bn'], use_ln, config['bn_ctor'])
         self._has_norm = self._norm is not None
+        self._is_separable = not (self._has_norm or isinstance(self._activation, NaiveParallelLayer))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -65,10 +66,10 @@ class _ConvBase(nn.Module):
             bias: torch.Tensor | None = self.bias
             if self._n is not None:
                 weight, bias = weight[i], None if bias is None else bias[i]
-            w.init_kernel(weight, c['kernel_initializer'], c['kernel_init_gain'], self._activation, use_torch_init,
+            w.init_kernel(weight, c['kernel_initializer'], c['kernel_init_gain'], c['activation'], use_torch_init,
                           self._transposed)
             if bias is not None:
-                w.init_bias(bias, weight, None, c['bias_init_value'], use_torch_init)
+                w.init_bias(bias, weight, None, c['bias_init_value'], use_torch_init, self._transposed)
         w.reset_norm(self._norm)
 
     def _finish(self, y: torch.Tensor) -> torch.Tensor:
@@ -179,7 +180,7 @@ class ParallelConv2D(_ConvBase):
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with a norm."""
-        return None if self._has_norm else partial(self, first=k)
+        return partial(self, first=k) if self._is_separable else None
 
 
 @configurable(module='alfx.layers')

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from alfx.gin_utils import Count, Fraction, configurable, takes_arguments_of
 from alfx.layers import weights as w
-from alfx.layers.activations import is_elementwise, out_of_place
+from alfx.layers.activations import is_elementwise
 from alfx.layers.elementwise import Dropout
+from alfx.layers.sequential import NaiveParallelLayer, stacked_activation
 from alfx.utils.math_ops import identity
 
 
@@ -154,7 +155,7 @@ class ParallelFC(_FullyConnected):
         normalizes_first = use_bn or use_ln or (norm is not None and norm_position == 'before')
         is_direct = is_elementwise(activation) and not normalizes_first and not dropout
         self._product_activation = activation if is_direct else identity
-        self._activation = out_of_place(activation) if self._product_activation is identity else identity
+        self._activation = stacked_activation(activation, n) if self._product_activation is identity else identity
         self._dropout = Dropout(dropout) if dropout else None
         self._use_bn, self._has_own_norm = use_bn, norm is not None
         self._normalizes_first, self._normalizes_last = normalizes_first, norm is not None and not normalizes_first
@@ -215,7 +216,8 @@ class ParallelFC(_FullyConnected):
 
         The statistics of batch norm are those of all layers.
         """
-        return None if self._use_bn or self._has_own_norm else partial(self, first=k)
+        is_separable = not (self._use_bn or self._has_own_norm or isinstance(self._activation, NaiveParallelLayer))
+        return partial(self, first=k) if is_separable else None
 
     def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         activation = self._product_activation

@@ -1,6 +1,7 @@
 """Layers composed of layers, and stacks of ``n`` copies of a layer."""
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,11 +82,24 @@ def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
     return module if is_elementwise(module) else NaiveParallelLayer(module, n)
 
 
+def keep_shared(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return ``function`` with one result for each module, so that a module that is used twice stays shared."""
+    results: dict[int, Any] = {}
+
+    def call(module: Any) -> Any:
+        if id(module) not in results:
+            results[id(module)] = function(module)
+        return results[id(module)]
+
+    return call
+
+
 def parallel_elements(steps: Sequence[Step], n: int) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments, by position and by name, of a chain of ``n`` of each module of ``steps``."""
     modules, named = [], {}
+    stacked = keep_shared(lambda module: make_parallel_net(module, n))
     for step in steps:
-        module: Any = make_parallel_net(step.module, n)
+        module: Any = stacked(step.module)
         element = module if step.inputs is None else (step.inputs, module)
         if step.name:
             named[step.name] = element
@@ -102,6 +116,18 @@ def overrides_forward_of_a_stackable(cls: type) -> bool:
     names = ['make_parallel', 'forward']
     first = next((name for base in cls.__mro__ for name in names if name in vars(base)), None)
     return first == 'forward' and hasattr(cls, 'make_parallel') and not cls.__module__.startswith('alfx.')
+
+
+def stacked_activation(activation: Callable[..., Any], n: int) -> Callable[..., Any]:
+    """Return an activation for ``[B, n, ...]``: ``n`` copies if it has parameters or counts dimensions."""
+    if isinstance(activation, nn.Module):
+        dim = getattr(activation, 'dim', None)
+        has_parameters = next(activation.parameters(), None) is not None
+        is_separate = has_parameters or not isinstance(dim, int) or dim >= 0
+    else:
+        is_separate = isinstance(activation, partial) and activation.keywords.get('dim', -1) >= 0
+    return NaiveParallelLayer(activation, n) if is_separate and not is_elementwise(activation) else out_of_place(
+        activation)
 
 
 def first_layers(stack: Callable[..., Any], k: int) -> Callable[..., Any] | None:
@@ -187,7 +213,7 @@ class Branch(nn.Module):
 
     def make_parallel(self, n: int) -> 'Branch':
         """Create the layer for ``n`` of each module."""
-        return Branch(nest.map_structure(lambda m: make_parallel_net(m, n), self._nest))
+        return Branch(nest.map_structure(keep_shared(lambda m: make_parallel_net(m, n)), self._nest))
 
 
 def branches(modules: tuple[Any, ...], named_modules: dict[str, Any], where: str) -> Nested:

@@ -65,11 +65,12 @@ def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: flo
 
 
 def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer | None, value: float,
-              use_torch_init: bool = False) -> None:
-    """Fill the biases ``[out]`` of one layer in place, whose weights are ``[out, in, ...]``."""
+              use_torch_init: bool = False, transposed: bool = False) -> None:
+    """Fill the biases ``[out]`` of one layer in place; arguments as in :func:`init_kernel`."""
     with torch.no_grad():
         if use_torch_init or (initializer is None and not value and initial_weights().biases == 'torch'):
-            bound = 1 / math.sqrt(max(1, math.prod(weight.shape[1:])))
+            fan_in = math.prod((weight[:, 0] if transposed else weight[0]).shape)
+            bound = 1 / math.sqrt(max(1, fan_in))
             bias.uniform_(-bound, bound)
         elif initializer is not None:
             initializer(bias)

@@ -110,8 +110,21 @@ def _activated(tensors: list[torch.Tensor], combined: torch.Tensor, activation: 
     return activation(combined.clone() if len(tensors) == 1 else combined)
 
 
+class _ElementwiseCombiner(NestCombiner):
+    """Base class of combiners that broadcast the specs; the batch dimensions of all tensors are the same."""
+
+    def _aligned(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Insert dimensions of size 1 after the batch dimensions, so that all tensors have the same rank."""
+        rank, outer = max(t.ndim for t in tensors), self._batch_dims
+        return [t.reshape(*t.shape[:outer], *[1] * (rank - t.ndim), *t.shape[outer:]) for t in tensors]
+
+    def _stacked(self: Any, single: Any) -> Any:
+        self._batch_dims = single._batch_dims + 1
+        return self
+
+
 @configurable
-class NestSum(NestCombiner):
+class NestSum(_ElementwiseCombiner):
     """Add the tensors of a nest, which have the same shape (or shapes that broadcast).
 
     Args:
@@ -125,18 +138,18 @@ class NestSum(NestCombiner):
         self._average, self._activation = average, activation
 
     def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        combined = reduce(torch.add, tensors)
+        combined = reduce(torch.add, self._aligned(tensors))
         if self._average:
             combined = combined / len(tensors)
         return _activated(tensors, combined, self._activation)
 
     def make_parallel(self, n: int) -> 'NestSum':
         """Return the combiner for tensors ``[B, n, ...]``."""
-        return NestSum(self._average, self._activation, 'parallel_' + self._name)
+        return NestSum(self._average, self._activation, 'parallel_' + self._name)._stacked(self)
 
 
 @configurable
-class NestMultiply(NestCombiner):
+class NestMultiply(_ElementwiseCombiner):
     """Multiply the tensors of a nest elementwise; they have the same shape (or shapes that broadcast).
 
     Args:
@@ -149,11 +162,11 @@ class NestMultiply(NestCombiner):
         self._activation = activation
 
     def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        return _activated(tensors, reduce(torch.mul, tensors), self._activation)
+        return _activated(tensors, reduce(torch.mul, self._aligned(tensors)), self._activation)
 
     def make_parallel(self, n: int) -> 'NestMultiply':
         """Return the combiner for tensors ``[B, n, ...]``."""
-        return NestMultiply(self._activation, 'parallel_' + self._name)
+        return NestMultiply(self._activation, 'parallel_' + self._name)._stacked(self)
 
 
 @configurable

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from alfx import nest
 from alfx.gin_utils import Range, configurable
 from alfx.networks.action_specs import action_range, require_continuous
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
 
 
 @configurable
@@ -28,7 +28,7 @@ class ActionQuantizer(nn.Module):
         num_bins: number of bins of each component.
 
     Raises:
-        SpecError: an action is discrete, or a bound is missing or infinite.
+        SpecError: an action is discrete, a bound is missing or infinite, or the bounds of a component are equal.
         ValueError: ``action_bins`` is below 2, or the mode or method is unknown.
     """
 
@@ -42,6 +42,9 @@ class ActionQuantizer(nn.Module):
         for spec in specs:
             require_continuous(spec, 'ActionQuantizer')
         ranges = [action_range(spec, 'ActionQuantizer', 'the bins divide their range') for spec in specs]
+        for spec, (_, half) in zip(specs, ranges):
+            if not bool((half > 0).all()):
+                raise SpecError(f'ActionQuantizer: expected different bounds of each component, found {spec}')
         self._structure = nest.structure(action_spec)
         self._shapes = [tuple(spec.shape) for spec in specs]
         self._sizes = [spec.numel for spec in specs]

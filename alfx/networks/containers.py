@@ -4,7 +4,7 @@ from typing import Any
 
 from alfx import nest
 from alfx.layers import make_parallel_input, make_parallel_spec, out_of_place
-from alfx.layers.sequential import branches, parallel_elements
+from alfx.layers.sequential import branches, keep_shared, parallel_elements
 from alfx.layers.steps import Results, add_child, parse_steps, register_steps
 from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wrap_as_network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec
@@ -154,10 +154,12 @@ class Parallel(_Networks):
 
     def __init__(self, modules: Nested, input_tensor_spec: NestedTensorSpec | None = None, name: str = 'Parallel'):
         if input_tensor_spec is None:
-            networks = nest.map_structure(lambda m: wrap_as_network(m, None), modules)
+            networks = nest.map_structure(keep_shared(lambda m: wrap_as_network(m, None)), modules)
             input_tensor_spec = nest.map_structure(get_input_tensor_spec, networks)
         else:
-            networks = nest.map_structure_up_to(modules, wrap_as_network, modules, input_tensor_spec)
+            wrapped: dict[tuple[int, str], Network] = {}  # one network for a module that is used twice
+            networks = nest.map_structure_up_to(modules, lambda m, spec: wrapped.setdefault(
+                (id(m), str(spec)), wrap_as_network(m, spec)), modules, input_tensor_spec)
         super().__init__(networks, input_tensor_spec, name)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
@@ -179,7 +181,7 @@ class StackedParallel(Parallel):
     """
 
     def __init__(self, network: Parallel, n: int, name: str = 'StackedParallel'):
-        nets = nest.map_structure(lambda net: net.make_parallel(n), network.networks)
+        nets = nest.map_structure(keep_shared(lambda net: net.make_parallel(n)), network.networks)
         super().__init__(nets, network.input_tensor_spec, name)
         self._parallelism = n
 
@@ -207,7 +209,7 @@ class Branch(_Networks):
         if input_tensor_spec is None and not known:
             raise ValueError(f'{name}: input_tensor_spec is required, because no module defines its input spec')
         spec = known[0] if input_tensor_spec is None else input_tensor_spec
-        super().__init__(nest.map_structure(lambda m: wrap_as_network(m, spec), parts), spec, name)
+        super().__init__(nest.map_structure(keep_shared(lambda m: wrap_as_network(m, spec)), parts), spec, name)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of ``[B, ...]`` to the nest of outputs."""
@@ -228,7 +230,7 @@ class StackedBranch(Branch):
     """
 
     def __init__(self, network: Branch, n: int, name: str = 'StackedBranch'):
-        nets = nest.map_structure(lambda net: net.make_parallel(n), network.networks)
+        nets = nest.map_structure(keep_shared(lambda net: net.make_parallel(n)), network.networks)
         super().__init__(nets, input_tensor_spec=network.input_tensor_spec, name=name)
         self._parallelism = n
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.layers import FC, ParallelFC, copy_module, make_parallel_input, make_parallel_net, make_parallel_spec
-from alfx.layers.sequential import overrides_forward_of_a_stackable
+from alfx.layers.sequential import keep_shared, overrides_forward_of_a_stackable
 from alfx.layers.activations import out_of_place
 from alfx.tensor_specs import (NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent, extract_spec,
                                nearest_zeros)
@@ -186,9 +186,10 @@ class Network(nn.Module):
             return self
         bound = self._bound_arguments()
         parameters = inspect.signature(type(self).__init__).parameters
+        copied = keep_shared(copy_module)
         for name, value in bound.arguments.items():
             if name != 'self' and name not in kwargs:
-                bound.arguments[name] = _copied_argument(value)
+                bound.arguments[name] = _copied_argument(value, copied)
         extra = {name: value for name, value in kwargs.items() if name not in parameters}
         bound.arguments.update((name, value) for name, value in kwargs.items() if name in parameters)
         with gin.config_scope(self.__dict__['_constructor_args'][2]):
@@ -252,11 +253,11 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     return recording
 
 
-def _copied_argument(value: Any) -> Any:
+def _copied_argument(value: Any, copied: Callable[[Any], Any]) -> Any:
     if isinstance(value, nn.Module):
-        return copy_module(value)
+        return copied(value)
     if isinstance(value, (list, tuple, dict)) and any(isinstance(x, nn.Module) for x in nest.flatten(value)):
-        return nest.map_structure(copy_module, value)
+        return nest.map_structure(copied, value)
     return value
 
 

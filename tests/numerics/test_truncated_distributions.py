@@ -42,6 +42,12 @@ def test_float32_samples_follow_the_density_in_a_tail(loc, scale):
     assert (sample.abs() == 1).float().mean() < 1e-3
 
 
+def test_a_uniform_number_of_0_is_not_an_underflow(monkeypatch):
+    monkeypatch.setattr(torch, 'rand', lambda shape, **kwargs: torch.zeros(shape, **kwargs))
+    sample = du.TruncatedNormal(torch.zeros(1, 1), torch.full((1, 1), 0.01), -1.0, 1.0).sample()
+    assert -0.06 < float(sample) < -0.05  # the least of 2**24 samples is 5.3 standard deviations below
+
+
 def slow_truncated_log_prob(shape, x, loc, scale, low, high):
     """``shape(t) / integral of shape`` over the box, in float64, relative to its greatest value.
 

@@ -1,4 +1,7 @@
 """FC, Conv2D, ConvTranspose2D and their stacks."""
+from functools import partial
+
+import gin
 import pytest
 import torch
 from torch import nn
@@ -215,6 +218,33 @@ def test_leading_layers_of_a_stack_match_the_whole_stack(make, shape, grad):
             torch.testing.assert_close(first(x[:, 0]), stack(x[:, 0])[:, :2])
             with pytest.raises(ValueError, match=r'expected \[B, .* or \[B, 2, .* found \[7, 3,'):
                 first(x)
+
+
+@pytest.mark.parametrize('activation', [nn.Softmax(dim=1), partial(torch.softmax, dim=1)])
+def test_an_activation_that_counts_dimensions_is_applied_to_each_layer_of_a_stack(activation):
+    dense = layers.FC(3, 4, activation=activation).make_parallel(2)
+    torch.testing.assert_close(dense(torch.randn(5, 3)).sum(-1), torch.ones(5, 2))
+    conv = layers.Conv2D(3, 4, 2, activation=activation).make_parallel(2)
+    torch.testing.assert_close(conv(torch.randn(5, 3, 4, 4)).sum(2), torch.ones(5, 2, 3, 3))
+    assert dense.first_layers(1) is None and conv.first_layers(1) is None
+
+
+def test_each_layer_of_a_stack_has_its_own_parameters_of_the_activation():
+    activation = nn.PReLU()
+    stack = layers.FC(3, 4, activation=activation).make_parallel(2)
+    slopes = [parameter for parameter in stack.parameters() if parameter.shape == (1, )]
+    assert len(slopes) == 2 and activation.weight not in set(slopes)
+
+
+@pytest.mark.parametrize('make, fan_in', [(layers.Conv2D, 100 * 9), (layers.ConvTranspose2D, 100 * 9)])
+def test_biases_like_those_of_torch_have_the_bound_of_the_inputs(make, fan_in):
+    with gin.unlock_config():
+        gin.bind_parameter('initial_weights.biases', 'torch')
+    try:
+        largest = max(float(make(100, 2, 3).bias.detach().abs().max()) for _ in range(20))
+    finally:
+        gin.clear_config()
+    assert 0.5 * fan_in**-0.5 < largest <= fan_in**-0.5
 
 
 def test_leading_stack_layers_are_none_if_not_computable_alone():

@@ -46,6 +46,17 @@ def test_sum_product_and_outer_product():
         utils.NestSum()(())
 
 
+@pytest.mark.parametrize('combiner, expected', [(utils.NestSum(), [[11, 12, 13], [21, 22, 23], [31, 32, 33]]),
+                                               (utils.NestMultiply(), [[10, 20, 30], [20, 40, 60], [30, 60, 90]])])
+def test_sums_and_products_broadcast_specs_but_not_samples(combiner, expected):
+    vectors, scalars = torch.tensor([[1.0, 2, 3]] * 3), torch.tensor([10.0, 20, 30])
+    assert combiner((vectors, scalars)).tolist() == expected
+    assert combiner((TensorSpec((2, 3)), TensorSpec((3, )))) == TensorSpec((2, 3))
+    assert combiner((torch.ones(4, 2, 3), torch.ones(4, 3))).shape == (4, 2, 3)
+    stacked = combiner.make_parallel(2)((vectors.unsqueeze(1).expand(3, 2, 3), scalars.unsqueeze(1).expand(3, 2)))
+    assert stacked[:, 1].tolist() == expected
+
+
 def test_the_outer_product_keeps_several_batch_dimensions():
     x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
     product = utils.NestOuterProduct().make_parallel(3)((x, y))

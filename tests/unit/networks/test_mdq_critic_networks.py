@@ -54,6 +54,8 @@ class TestActionQuantizer:
             ActionQuantizer(ACTION, rep_mode='middle')
         with pytest.raises(SpecError, match='continuous'):
             ActionQuantizer(BoundedTensorSpec((), torch.int64, 0, 3))
+        with pytest.raises(SpecError, match='expected different bounds of each component'):
+            ActionQuantizer(BoundedTensorSpec((2, ), torch.float32, [0.0, -1.0], [0.0, 1.0]))
         with pytest.raises(SpecError, match='finite bounds'):
             ActionQuantizer(BoundedTensorSpec((1, ), torch.float32, -math.inf, math.inf))
 

@@ -21,6 +21,16 @@ VECTOR = TensorSpec((3, ))
 BOX = BoundedTensorSpec((2, ), minimum=-1)
 
 
+@pytest.mark.parametrize('make', [
+    lambda layer: containers.Sequential(layer, torch.relu, layer, input_tensor_spec=VECTOR),
+    lambda layer: containers.Parallel((layer, layer), (VECTOR, VECTOR)),
+    lambda layer: containers.Branch(layer, layer, input_tensor_spec=VECTOR)])
+def test_a_layer_that_is_used_twice_stays_shared_in_copies_and_stacks(make):
+    network = make(layers.FC(3, 3))
+    counts = [sum(p.numel() for p in net.parameters()) for net in (network, network.copy(), network.make_parallel(2))]
+    assert counts == [12, 12, 24]
+
+
 def test_a_copy_may_change_arguments():
     network = EncodingNetwork(VECTOR, fc_layer_params=(4, ), name='first')
     assert network.saved_args['fc_layer_params'] == (4, ) and network.saved_args['use_fc_bn'] is False
