@@ -370,7 +370,7 @@ class Trainer:
         if self._ends_at_env_steps():
             limits['num_env_steps'] = self.current_env_steps()
         shares = {name: done / limit for name, done in limits.items() if (limit := getattr(self._config, name))}
-        name = max(shares, key=lambda limit: shares[limit])  # the one that has ended the run
+        name = max(shares, key=lambda limit: shares[limit])  # the limit that has ended the run
         return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
 
     def _ends_at_env_steps(self) -> bool:
