@@ -32,7 +32,7 @@ class StackedParameters(Network):
         name: name of the network; ``None`` is ``'given_'`` and the name of ``network``.
 
     Raises:
-        ValueError: the network has no parameters, shares parameters, or has batch norm.
+        ValueError: the network has no parameters, its copies share parameters, or it has batch norm.
     """
 
     _theta: torch.Tensor

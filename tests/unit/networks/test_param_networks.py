@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from alfx.layers import FC, ParamConv2D, ParamFC
+from alfx.layers.sequential import NaiveParallelLayer
 from alfx.networks.containers import Sequential
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.param_networks import ParamConvNet, ParamNetwork, StackedParameters, given_network
@@ -85,11 +86,29 @@ def test_parameters_of_another_length_are_rejected(theta):
 
 
 def test_parameters_that_networks_share_are_rejected():
-    shared = FC(3, 3)
+    class Shared(FC):
+
+        def copy(self):
+            return self
+
+        def make_parallel(self, n):
+            return NaiveParallelLayer(self, n)
+
+    stack = StackedParameters(Sequential(Shared(3, 3), FC(3, 3)))
+    stack.set_parameters(torch.zeros(2, 24))
     with pytest.raises(ValueError, match='shares parameters between networks'):
-        StackedParameters(Sequential(shared, shared))
+        stack(torch.zeros(4, 3))
     with pytest.raises(ValueError, match='set parameters'):
         StackedParameters(network()).make_parallel(2)
+
+
+def test_a_layer_that_a_network_uses_twice_gets_the_same_parameters():
+    layer = FC(3, 3, torch.tanh)
+    stack, theta, inputs = StackedParameters(Sequential(layer, layer)), torch.randn(2, 12), torch.randn(5, 3)
+    stack.set_parameters(theta)
+    for row, output in zip(theta, stack(inputs)[0].unbind(1)):
+        torch.nn.utils.vector_to_parameters(row, layer.parameters())
+        torch.testing.assert_close(output, layer(layer(inputs)))
 
 
 @pytest.mark.parametrize('shared', [True, False])
