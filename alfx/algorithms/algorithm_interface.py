@@ -20,7 +20,7 @@ class AlgorithmInterface(nn.Module):
 
     @property
     def on_policy(self) -> bool | None:
-        """Whether training uses the infos of ``rollout_step`` and not of ``train_step``; ``None`` if not set."""
+        """True if training uses the infos of ``rollout_step``, False for ``train_step``, ``None`` if not set."""
         raise NotImplementedError(f'{type(self).__name__}.on_policy')
 
     def set_on_policy(self, is_on_policy: bool) -> None:

@@ -73,8 +73,8 @@ class NormalITS(InverseTransformSampling):
 
         In a tail, density and mass are computed relative to the density at ``b``: both underflow long before their
         ratio does, and the difference of their logarithms would lose all digits. In a narrow interval, the difference
-        of two probabilities would lose more digits than neglecting the curvature of the log-density does; the mass is
-        that of an exponential function there.
+        of two probabilities would lose more digits than neglecting the curvature of the log-density does; the mass
+        there is the integral of an exponential function.
         """
         is_narrow = width < torch.finfo(a.dtype).eps**(1 / 3)
         in_tail = (b < -1.0) & ~is_narrow
