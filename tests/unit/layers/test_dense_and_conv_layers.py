@@ -221,7 +221,7 @@ def test_leading_layers_of_a_stack_match_the_whole_stack(make, shape, grad):
 
 
 @pytest.mark.parametrize('activation', [nn.Softmax(dim=1), partial(torch.softmax, dim=1)])
-def test_an_activation_that_counts_dimensions_is_applied_to_each_layer_of_a_stack(activation):
+def test_activations_that_count_dimensions_are_applied_per_layer(activation):
     dense = layers.FC(3, 4, activation=activation).make_parallel(2)
     torch.testing.assert_close(dense(torch.randn(5, 3)).sum(-1), torch.ones(5, 2))
     conv = layers.Conv2D(3, 4, 2, activation=activation).make_parallel(2)

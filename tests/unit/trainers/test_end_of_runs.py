@@ -49,7 +49,7 @@ def test_the_last_checkpoint_has_the_last_iteration_without_an_update(tmp_path):
     assert read_checkpoint(str(tmp_path / 'train/algorithm/ckpt-0'))['trainer']['iteration'] == 20
 
 
-def test_the_number_of_summaries_does_not_depend_on_the_updates_per_iteration(tmp_path):
+def test_the_number_of_summaries_is_independent_of_updates(tmp_path):
     run(tmp_path, *SMALL_DQN, 'TrainerConfig.update_counter_every_mini_batch = True', 'TrainerConfig.num_summaries = 3',
         'TrainerConfig.summarize_first_interval = False', 'TrainerConfig.initial_collect_steps = 4',
         'TrainerConfig.num_updates_per_train_iter = 4', 'TrainerConfig.num_iterations = 24', conf='dqn_cart_pole')
