@@ -15,6 +15,7 @@ from alfx.engine.plan.backends import Backend, GraphRequest, GraphTask, Replayed
 from alfx.engine.plan.capture import Captured
 from alfx.engine.plan.compile import Compiled
 from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
+from alfx.engine.plan.torch_internals import storage_key
 from alfx.engine.plan.traced_graph import TracedGraph, Tracer
 from alfx.engine.plan.verification import Parts
 from alfx.experience_replayers.batch_reader import StaticBatch
@@ -34,7 +35,9 @@ class UpdateTask(GraphTask):
 
     def request(self, inputs: Batch, in_place: bool) -> GraphRequest:
         """Flatten a batch; all static batches of a reader have the same layout."""
-        graph_key, (experience, weights, static_batch) = self._objective.graph_key(), inputs
+        experience, weights, static_batch = inputs
+        trained = tuple([p.requires_grad for p in self._params])  # parameters can be frozen during a run
+        graph_key = self._objective.graph_key(), trained
         if static_batch is None:
             leaves, tree = nest.flatten_with_structure((experience, weights))
             if not in_place:
@@ -53,15 +56,18 @@ class UpdateTask(GraphTask):
 
     def trace(self, request: GraphRequest) -> TracedGraph:
         """Trace from the leaves of a batch to loss, priority or ``None``, and gradients or ``None``."""
+        trained = [name for name, p in zip(self._param_names, self._params) if p.requires_grad]
+
         def update(named: dict[str, Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
             experience, weights = nest.unflatten(request.tree, leaves)
             with torch.enable_grad():
-                tracked = {name: named[name].detach().requires_grad_() for name in self._param_names}
+                tracked = {name: named[name].detach().requires_grad_() for name in trained}
                 loss_info, masks, _ = self.tracer.call({**named, **tracked}, experience)
                 total = reduce_loss(loss_info, masks, 1.0, weights)
-                grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
+                grads = dict(zip(trained, torch.autograd.grad(total, list(tracked.values()), allow_unused=True)))
             priority = loss_info.priority
-            return [total.detach(), priority.detach() if isinstance(priority, Tensor) else None, *grads]
+            return [total.detach(), priority.detach() if isinstance(priority, Tensor) else None,
+                    *_with_own_memory([grads.get(name) for name in self._param_names])]
 
         return self.tracer.trace(update, request.leaves)
 
@@ -87,6 +93,20 @@ class UpdateTask(GraphTask):
     def is_comparable(self, output: Computed) -> bool:
         """Return whether the loss is finite: otherwise differences mean nothing."""
         return math.isfinite(output.loss_info.loss.item())
+
+
+def _with_own_memory(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copy gradients that share memory, as ``backward`` does, because gradients are clipped in place."""
+    own: list[Tensor | None] = []
+    seen = set()
+    for grad in grads:
+        if grad is not None:
+            is_expanded = any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape))
+            is_shared = is_expanded or storage_key(grad) in seen
+            seen.add(storage_key(grad))
+            grad = grad.clone(memory_format=torch.contiguous_format) if is_shared else grad
+        own.append(grad)
+    return own
 
 
 def _layout(leaves: Sequence[Tensor], tree: Any) -> Hashable:

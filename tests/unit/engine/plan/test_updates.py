@@ -16,7 +16,8 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.engine.plan import TracedPlan, compile
+from alfx.data_structures import LossInfo
+from alfx.engine.plan import Batch, Objective, TracedPlan, compile, make_plan
 from alfx.engine.plan.backends import Replayed
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.environments.suite_unittest import ActionType
@@ -24,7 +25,7 @@ from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.networks.value_networks import ValueNetwork
-from alfx.optimizers import SGD
+from alfx.optimizers import Adam, SGD
 from alfx.utils.schedulers import LinearScheduler
 
 EXACT = dict(atol=0.0, rtol=0.0)
@@ -185,6 +186,45 @@ def test_a_copied_agent_trains_itself(replayed_at_once):
     assert num_graphs(agent) and num_graphs(copied)
     assert all(torch.equal(a, b) for a, b in zip(before, (p for p in agent.parameters() if p.requires_grad)))
     assert not any(torch.equal(a, b) for a, b in zip(before, (p for p in copied.parameters() if p.requires_grad)))
+
+
+class Sums(torch.nn.Module):
+    """Loss whose parameters have one gradient in common, or an expanded one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.linear = kind, torch.nn.Linear(4, 4)
+        self.first, self.second = torch.nn.Parameter(torch.randn(4)), torch.nn.Parameter(torch.randn(4))
+
+    def losses(self, x):
+        if self.kind == 'shared':
+            return LossInfo(loss=10 * (self.linear(x) + (self.first + self.second)).square().sum(-1)[None]), None, ()
+        scale = x.mean()
+        return LossInfo(loss=self.linear(x).square().sum(-1)[None],
+                        scalar_loss=scale * (self.first.mean() + self.second.sum())), None, ()
+
+
+@pytest.mark.parametrize('clipping', [{}, dict(gradient_clipping=1.0),
+                                      dict(gradient_clipping=1.0, clip_by_global_norm=True)])
+@pytest.mark.parametrize('optimizer', [Adam, SGD])
+@pytest.mark.parametrize('kind', ['shared', 'expanded', 'frozen'])
+def test_shared_expanded_and_frozen_gradients_are_replayed(kind, optimizer, clipping, warm_up, caplog):
+    modules, plans = [], []
+    for count in (1, 10**9):
+        warm_up(count)
+        module = Sums('shared' if kind == 'frozen' else kind)
+        plan = make_plan(Objective(module, module.losses, list(module.parameters()), 'sums'), True)
+        updates, generator = optimizer(list(module.parameters()), lr=0.01, **clipping), torch.Generator().manual_seed(1)
+        for i in range(30):
+            module.first.requires_grad_(kind != 'frozen' or not 10 <= i < 20)
+            plan.gradients(Batch(torch.randn(8, 4, generator=generator)))
+            updates.step()
+        modules.append(module)
+        plans.append(plan)
+    assert plans[0].replayed.num_graphs == (2 if kind == 'frozen' else 1) and not plans[1].replayed.num_graphs
+    assert not warnings_in(caplog)
+    assert all(map(torch.equal, modules[0].parameters(), modules[1].parameters()))
 
 
 def test_a_copied_agent_trains_as_its_original():
