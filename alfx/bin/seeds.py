@@ -45,6 +45,9 @@ def train(root_dir: str) -> int:
         ConfError: the seeds are not distinct numbers, or other flags contradict ``--seeds``.
     """
     seeds = _seeds()
+    if os.path.isdir(os.path.join(root_dir, 'conf')):
+        raise alfx.gin_utils.ConfError(f'--seeds: {root_dir!r} is the folder of a single run',
+                                       'give the conf file, and a new folder with --root_dir')
     os.makedirs(os.path.join(root_dir, 'logs'), exist_ok=True)
     at_once = max(1, min(len(seeds), processes.num_cores() // (FLAGS.num_processes or 1)))
     threads = os.environ.get('OMP_NUM_THREADS') or str(processes.num_cores() // at_once or 1)

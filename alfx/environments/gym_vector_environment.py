@@ -319,9 +319,9 @@ class GymVectorEnvironment(SpecifiedEnvironment):
             return None  # the environment renders itself at every step
         if self._env.render_mode is None:
             raise UnsupportedOperationError(
-                f"{self.name} returns no images: construct it with render_mode='rgb_array', which the constructor must "
-                f"accept and its metadata['render_modes'] list (found {self._env.metadata.get('render_modes')}), or "
-                'set create_environment.eval_env_load_fn, to @suite_atari.load for games of suite_ale_vector')
+                f"{self.name} returns no images: its constructor must accept render_mode='rgb_array', and "
+                f"metadata['render_modes'] must contain 'rgb_array' (found {self._env.metadata.get('render_modes')}). "
+                'For games of suite_ale_vector, set create_environment.eval_env_load_fn = @suite_atari.load')
         if isinstance(self._env, SupervisedVectorEnv):
             frame = self._env.render_first()
         else:

@@ -92,7 +92,7 @@ def _action_leaf(spec: TensorSpec, space: spaces.Space, where: str, normalize: b
     if not spec.is_bounded() and isinstance(space, spaces.Box) and np.any(_finite_bounds(space, np.dtype(np.float32))):
         raise UnsupportedSpaceError(
             f'{where}: expected an action whose bounds are all finite or all infinite, found {space}; '
-            'bound it with gym_wrappers.ContinuousActionClip(min_v=..., max_v=...) among gym_env_wrappers')
+            'add @ContinuousActionClip to gym_env_wrappers and bind ContinuousActionClip.min_v and .max_v')
     if isinstance(spec, BoundedTensorSpec) and normalize and spec.numel:
         return spec.replace(minimum=-1.0, maximum=1.0)
     return spec
@@ -297,7 +297,8 @@ class ActionCodec:
         return self._structure.unflatten([torch.from_numpy(leaf) for leaf in leaves])
 
     def _refuse(self, action: NestedTensor) -> None:
-        found = nest.map_structure(lambda x: tuple(getattr(x, 'shape', ())), action)
+        leaves = nest.flatten_with_path(action)
+        found = {path: tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__ for path, x in leaves}
         expected = self._structure.unflatten([tuple(shape) for shape in self._shapes])
         raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')
 

@@ -125,7 +125,7 @@ def _make_and_wrap(env_fn: EnvFn, wrappers: Sequence[EnvWrapper], image_channel_
     for name in ('observation_space', 'action_space') if isinstance(env, gymnasium.Env) else ():
         if not isinstance(space := getattr(env, name, None), gymnasium.Space):
             raise EnvironmentLoadError(f'{name} of {type(env.unwrapped).__name__}: expected a space of gymnasium, such '
-                                       f'as gymnasium.spaces.Dict, found {reprlib.repr(space)}')
+                                       f'as gymnasium.spaces.Box, found {reprlib.repr(space)}')
     for wrapper in wrappers:
         env = wrapper(env)
     _warn_of_statistics(env if warns and multiprocessing.parent_process() is None else None)

@@ -115,12 +115,16 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
         ExportError: the step cannot be traced, it draws random numbers, or its weights are not finite.
     """
     step = PolicyStep(policy)
+    validates = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)  # validation branches on the values of tensors
     try:
         with torch.no_grad():
             program = torch.export.export(step, step.example(), strict=False)
     except Exception as error:  # torch has no common class for errors of tracing
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
                           'use it with alfx.load(run).predict') from error
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
     bad = policy.names_of_non_finite([*program.state_dict.values(), *program.constants.values()])
     if bad:
         raise ExportError(f'the policy of {name} cannot be exported: expected finite weights, found NaN or infinite '

@@ -120,6 +120,7 @@ class EnvironmentState:
         if self._process is None and any(recordings):
             self._process = _Verification(self._env, self._config, recordings, niceness=0)
         if self._process is not None:
+            logger.info('verifying the state of the environments, which takes some seconds')
             self._end_verification(self._process.wait(self._is_stopped))
 
     def _end_verification(self, answer: str | None) -> None:

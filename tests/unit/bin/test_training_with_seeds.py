@@ -1,4 +1,5 @@
 """Training with several seeds: the runs, their summary, failures, resuming, and contradicting flags."""
+import os
 import contextlib
 import re
 import signal
@@ -83,3 +84,10 @@ def test_a_seed_is_a_binding_of_the_conf():
     with flag_values(train_program.PARSER, seed=7, conf_param=['TrainerConfig.num_env_steps=1']):
         seeds.apply_seed()
         assert seeds.FLAGS.conf_param == ['TrainerConfig.num_env_steps=1', 'TrainerConfig.random_seed=7']
+
+
+def test_a_run_folder_is_not_changed_by_seeds(tmp_path):
+    (tmp_path / 'conf').mkdir()
+    with flag_values(train_program.PARSER, seeds=['1', '2']), pytest.raises(gin_utils.ConfError, match='a single run'):
+        seeds.train(str(tmp_path))
+    assert os.listdir(tmp_path) == ['conf']

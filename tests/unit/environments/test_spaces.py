@@ -83,7 +83,7 @@ class TestActions:
     def test_partly_bounded_actions_are_rejected_with_the_wrapper_that_helps(self):
         space = spaces.Dict({'force': spaces.Box(np.array([-INF, 0.]), np.array([INF, 1.]), dtype=np.float64)})
         with pytest.raises(UnsupportedSpaceError, match=r"action\['force'\].*all finite or all infinite"
-                                                        '[^;]*; bound it with gym_wrappers.ContinuousActionClip'):
+                                                        '[^;]*; add @ContinuousActionClip to gym_env_wrappers'):
             action_spec_from_gym_space(space)
 
     @pytest.mark.parametrize('normalize', [True, False])
@@ -140,7 +140,7 @@ class TestActions:
         assert len(arrays) == 3 and all(array.tolist() == [1, 1] for array in arrays)
 
     @pytest.mark.parametrize('action', [torch.zeros(3), torch.zeros(2, 2), (torch.zeros(2, 1), ),
-                                        {'a': torch.zeros(2, 1)}])
+                                        {'a': torch.zeros(2, 1)}, torch.distributions.Categorical(torch.ones(2, 1))])
     def test_wrong_shapes_and_structures_are_rejected_with_both(self, action):
         with pytest.raises(SpecError, match=r'action: expected tensors of shapes \(2, 1\).*found'):
             ActionCodec(spaces.Box(-1, 1, (1, )), 2).encode(action)

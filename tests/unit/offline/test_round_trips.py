@@ -80,6 +80,14 @@ def test_recorded_and_loaded_data_equal_the_original(kind, tmp_path):
     env.close()
 
 
+def test_sampled_actions_are_recorded_as_the_environment_executes_them():
+    env = KINDS['Pendulum']()
+    recorded = recorder.record(env, lambda time_step: torch.full((env.batch_size, 1), 9.0), 4)
+    high = float(np.max(env.action_spec().maximum))
+    assert high < 9 and np.all(recorded.action[''] == high)
+    env.close()
+
+
 def synthetic_episodes(number, lengths=(3, 1, 5, 2)):
     """Return episodes of random numbers; every second episode terminates.
 

@@ -99,6 +99,21 @@ def test_actions_come_in_the_bounds_of_the_environment(tmp_path):
     env.close()
 
 
+def test_distributions_of_torch_that_validate_their_arguments_are_exported(tmp_path, monkeypatch):
+    categorical = torch.distributions.Categorical
+    policy, env = policy_of('ppo_cart_pole', tmp_path)
+    predict_step = policy._algorithm.predict_step
+
+    def validating(time_step, state):
+        categorical(logits=torch.stack((time_step.observation.sum(-1), time_step.reward), -1), validate_args=None)
+        return predict_step(time_step, state)
+
+    monkeypatch.setattr(policy._algorithm, 'predict_step', validating)
+    exporting.export(policy, 'ppo_cart_pole')
+    assert categorical._validate_args
+    env.close()
+
+
 def test_a_policy_that_draws_random_numbers_is_rejected_by_name(tmp_path):
     policy, env = policy_of('mbrl_random_pendulum', tmp_path)
     with pytest.raises(exporting.ExportError, match=r'(?s)the policy of mbrl_random_pendulum cannot be exported: .*'
