@@ -42,7 +42,7 @@ def train(root_dir: str) -> int:
         The exit code: 0 if all runs are complete, otherwise the code of a run that failed or was stopped.
 
     Raises:
-        ConfError: the seeds are not distinct numbers, or other flags contradict ``--seeds``.
+        ConfError: the seeds are not distinct numbers, other flags contradict ``--seeds``, or ``root_dir`` is a run.
     """
     seeds = _seeds()
     if os.path.isdir(os.path.join(root_dir, 'conf')):

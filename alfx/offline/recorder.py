@@ -8,8 +8,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.offline.dataset_episodes import Episodes, from_steps, joined
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec, zeros_from_spec
-from alfx.utils import spec_utils
+from alfx.tensor_specs import NestedTensor, zeros_from_spec
 from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
 
@@ -124,11 +123,12 @@ def with_noise(act: Act, action_spec: NestedTensor, scale: float, is_correlated:
     return disturbed
 
 
-def _within_bounds(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Clip a sampled action as the environment does, so that the dataset contains the action that was executed."""
-    if isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.is_bounded():
-        return spec_utils.clip_to_spec(action, spec)
-    return action
+def _clipping(spec: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that clips sampled actions as the environment does, so that executed actions are recorded."""
+    if not spec.is_continuous or not spec.is_bounded():
+        return lambda action: action
+    low, high = (torch.tensor(x, dtype=spec.dtype) for x in (spec.minimum, spec.maximum))
+    return lambda action: torch.clamp(action, low, high)
 
 
 def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] | None = None) -> Episodes | None:
@@ -149,10 +149,11 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
     steps: list[tuple[TimeStep, NestedTensor]] = []
     blocks: list[NestedTensor] = []
     done, is_interrupted = 0, False
-    time_step, action_spec = env.current_time_step(), env.action_spec()
+    clips = nest.map_structure(_clipping, env.action_spec())
+    time_step = env.current_time_step()
     try:
         while done < num_actions:
-            action = nest.map_structure(_within_bounds, act(time_step), action_spec)
+            action = nest.map_structure(lambda clip, leaf: clip(leaf), clips, act(time_step))
             # at LAST the environment ignores the action; numpy counts so few numbers faster than torch
             done += int(np.count_nonzero(time_step.step_type.numpy() != int(StepType.LAST)))
             following = env.step(action)

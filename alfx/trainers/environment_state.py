@@ -90,7 +90,6 @@ class EnvironmentState:
             if needs_check and not any(recordings):
                 raise ValueError('it was saved before it could be verified')
             if needs_check:
-                logger.info('verifying the state of the environments, which takes some seconds')
                 verification = _Verification(self._env, self._config, recordings, niceness=0)
                 self._end_verification(verification.wait(self._is_stopped))
                 if not self._is_verified:
@@ -120,7 +119,6 @@ class EnvironmentState:
         if self._process is None and any(recordings):
             self._process = _Verification(self._env, self._config, recordings, niceness=0)
         if self._process is not None:
-            logger.info('verifying the state of the environments, which takes some seconds')
             self._end_verification(self._process.wait(self._is_stopped))
 
     def _end_verification(self, answer: str | None) -> None:
@@ -213,6 +211,7 @@ class _Verification:
 
     def wait(self, is_stopped: Callable[[], bool]) -> str:
         """Return the result of :meth:`poll` when the process has ended or ``is_stopped()``."""
+        logger.info('verifying the state of the environments, which takes some seconds')
         try:
             while (answer := self.poll()) is None and not is_stopped():
                 time.sleep(processes.POLL_SECONDS / 4)

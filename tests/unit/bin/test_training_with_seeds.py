@@ -1,6 +1,6 @@
 """Training with several seeds: the runs, their summary, failures, resuming, and contradicting flags."""
-import os
 import contextlib
+import os
 import re
 import signal
 import subprocess

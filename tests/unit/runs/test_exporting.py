@@ -105,7 +105,7 @@ def test_distributions_of_torch_that_validate_their_arguments_are_exported(tmp_p
     predict_step = policy._algorithm.predict_step
 
     def validating(time_step, state):
-        categorical(logits=torch.stack((time_step.observation.sum(-1), time_step.reward), -1), validate_args=None)
+        categorical(logits=torch.stack((time_step.observation.sum(-1), time_step.reward), -1))
         return predict_step(time_step, state)
 
     monkeypatch.setattr(policy._algorithm, 'predict_step', validating)

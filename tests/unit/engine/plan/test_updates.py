@@ -15,8 +15,8 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.data_structures import LossInfo
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.plan import Batch, Objective, TracedPlan, compile, make_plan
 from alfx.engine.plan.backends import Replayed
 from alfx.engine.remote.data_parallel import Ranks
