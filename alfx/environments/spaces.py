@@ -300,7 +300,8 @@ class ActionCodec:
         leaves = nest.flatten_with_path(action)
         found = {path: tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__ for path, x in leaves}
         expected = self._structure.unflatten([tuple(shape) for shape in self._shapes])
-        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found.get("", found)}')
+        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), '
+                        f'found {found.get("", found)}')
 
 
 def _is_mapped(spec: TensorSpec, normalize: bool, clip: bool) -> bool:
