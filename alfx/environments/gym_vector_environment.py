@@ -318,10 +318,12 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # the environment renders itself at every step
         if self._env.render_mode is None:
-            raise UnsupportedOperationError(
-                f"{self.name} returns no images: its constructor must accept render_mode='rgb_array', and "
-                f"metadata['render_modes'] must contain 'rgb_array' (found {self._env.metadata.get('render_modes')}). "
-                'For games of suite_ale_vector, set create_environment.eval_env_load_fn = @suite_atari.load')
+            modes = self._env.metadata.get('render_modes') or []
+            remedy = ("construct it with render_mode='rgb_array'" if 'rgb_array' in modes else
+                      "its constructor must accept render_mode='rgb_array', and metadata['render_modes'] must contain "
+                      f"'rgb_array' (found {modes}). For games of suite_ale_vector, set "
+                      'create_environment.eval_env_load_fn = @suite_atari.load')
+            raise UnsupportedOperationError(f'{self.name} returns no images: {remedy}')
         if isinstance(self._env, SupervisedVectorEnv):
             frame = self._env.render_first()
         else:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import alfx
 from alfx import nest
 from alfx.data_structures import StepType
+from alfx.engine.plan.torch_internals import without_validation
 from alfx.gin_utils import ConfError, stored_files
 from alfx.runs.policy import Policy
 from alfx.utils.extras import pip_install
@@ -115,16 +116,12 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
         ExportError: the step cannot be traced, it draws random numbers, or its weights are not finite.
     """
     step = PolicyStep(policy)
-    validates = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)  # validation branches on the values of tensors
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_validation():
             program = torch.export.export(step, step.example(), strict=False)
     except Exception as error:  # torch has no common class for errors of tracing
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
                           'use it with alfx.load(run).predict') from error
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(validates)
     bad = policy.names_of_non_finite([*program.state_dict.values(), *program.constants.values()])
     if bad:
         raise ExportError(f'the policy of {name} cannot be exported: expected finite weights, found NaN or infinite '

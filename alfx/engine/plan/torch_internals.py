@@ -47,6 +47,17 @@ def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
     return found
 
 
+@contextlib.contextmanager
+def without_validation() -> Iterator[None]:
+    """Construct distributions without checks of their arguments, which branch on the values of tensors."""
+    validates = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
+
+
 # Graphs --------------------------------------------------------------------------------------------------------------
 
 
