@@ -35,9 +35,10 @@ hypothesis.settings.load_profile('alfx')
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use one thread, so that results do not depend on the number of cores or workers, and default signal handling."""
+    """Use one thread, so that results do not depend on the number of cores, default signals and quick writes."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, for the programs of the tests as well
+    os.fsync = lambda descriptor: None  # files of tests need not survive a power failure
 
 
 @pytest.hookimpl(wrapper=True)

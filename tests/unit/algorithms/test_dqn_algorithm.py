@@ -1,4 +1,6 @@
 """DqnAlgorithm: targets, exploration, the fast path for sequences, and common properties of algorithms."""
+import copy
+from helpers.learning import trains_until
 from functools import partial
 from types import SimpleNamespace
 
@@ -631,9 +633,9 @@ def greedy_return(agent, env, episodes=4):
 def test_the_greedy_policy_becomes_optimal(kind, optimal):
     agent, env = make_agent(kind, batch_size=8, unroll_length=5, mini_batch_size=32, replay_buffer_length=200,
                             num_updates_per_train_iter=5)
-    for _ in range(80 if kind == 'recurrent' else 40):
-        agent.train_iter()
-    assert greedy_return(agent, env) == pytest.approx(optimal, abs=0.05 * optimal)
+    evaluation_env = copy.deepcopy(env)
+    assert trains_until(lambda: greedy_return(agent, evaluation_env) >= 0.95 * optimal, agent.train_iter,
+                        80 if kind == 'recurrent' else 40, interval=10)
 
 
 @pytest.mark.parametrize('kind', ['classic', 'rainbow'])

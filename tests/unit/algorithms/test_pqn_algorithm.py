@@ -162,7 +162,7 @@ def test_training_from_old_experience_is_rejected(argument):
 
 
 def agent_of(env, **arguments):
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=8, mini_batch_size=16, mini_batch_length=1,
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=8, mini_batch_size=64, mini_batch_length=1,
                            num_updates_per_train_iter=2, whole_replay_buffer_training=True, clear_replay_buffer=True)
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, optimizer=RAdam(lr=0.01),
                   rl_algorithm_cls=partial(PqnAlgorithm, q_network_cls=small_q, **arguments))

@@ -115,7 +115,8 @@ def test_a_network_that_the_algorithm_does_not_create_is_a_mistake(tmp_path):
     conf = tmp_path / 'sac_cart_pole.gin'  # with discrete actions SAC has a QNetwork only
     conf.write_text("include 'sac_continuous.gin'\ncreate_environment.env_name = 'CartPole-v1'\n"
                     'QNetwork.fc_layer_params = (8, )\nCriticNetwork.joint_fc_layer_params = (8, )\n'
-                    'ActorDistributionNetwork.fc_layer_params = (8, )\nTrainerConfig.num_env_steps = 100\n')
+                    'ActorDistributionNetwork.fc_layer_params = (8, )\nTrainerConfig.num_env_steps = 100\n'
+                    'TrainerConfig.replay_buffer_length = 100\ncreate_environment.num_parallel_environments = 2\n')
     gin_utils.load(str(conf), allow_unused=True)
     list(conf_check.check(str(tmp_path / 'run')))
     result = conf_check.unused()

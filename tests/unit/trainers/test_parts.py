@@ -39,7 +39,7 @@ def update():
 for _ in range(20):
     update()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(100):
+for _ in range(40):
     update()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
