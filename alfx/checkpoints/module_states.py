@@ -43,11 +43,15 @@ def fill_in(module: Any, state: dict[str, Any], name: str, ignored: Sequence[str
         return state
     own = module.state_dict()
     kept_parts = _left_out(module)
-    prefixes = tuple(prefix.removeprefix(f'{name}.') for prefix in ignored)
-    kept = {key: value for key, value in own.items() if key.startswith(kept_parts) or key.startswith(prefixes)}
+    prefixes = tuple(ignored)
+
+    def is_ignored(key: str) -> bool:
+        return key.startswith(prefixes) or f'{name}.{key}'.startswith(prefixes)
+
+    kept = {key: value for key, value in own.items() if key.startswith(kept_parts) or is_ignored(key)}
     if ignore_unexpected:
         state = {key: value for key, value in state.items() if key in own}
-    return {**{key: value for key, value in state.items() if not key.startswith(prefixes)}, **kept}
+    return {**{key: value for key, value in state.items() if not is_ignored(key)}, **kept}
 
 
 def _left_out(module: nn.Module) -> tuple[str, ...]:

@@ -78,6 +78,9 @@ def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequenc
     bins = DEFAULT_BUCKET_COUNT if bins is None else bins
     if max_bins is not None:
         bins = min(bins, max_bins) if isinstance(bins, int) else bins[:max_bins + 1]
+    spacing = np.spacing(np.abs(data).max())
+    if isinstance(bins, int) and np.ptp(data) < 2 * bins * spacing:  # there are no equal bins between the data
+        bins = np.linspace(data.min() - max(0.5, spacing), data.max() + max(0.5, spacing), bins + 1)
     counts, edges = np.histogram(data, bins=bins)
     stats = (float(data.min()), float(data.max()), float(data.size), float(data.sum()), float(data @ data))
     context.get_summary_writer().add_histogram(scope_name() + name, counts, edges, stats, _step(step), walltime)

@@ -361,13 +361,14 @@ def test_unexpected_entries_are_an_error_unless_they_are_to_be_ignored(tmp_path)
     assert checkpointer.load(ignore_unexpected=True) == 1
 
 
-def test_ignored_prefixes_keep_their_values(tmp_path):
+@pytest.mark.parametrize('prefix, keeps_net', [('alg.target', False), ('target.w', False), ('alg', True)])
+def test_ignored_prefixes_keep_their_values(prefix, keeps_net, tmp_path):
     saved(tmp_path, 1)
     alg = Algorithm(seed=1)
     before = {key: value.clone() for key, value in alg.named_parameters()}
-    Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(ignored_parameter_prefixes=['alg.target'])
+    Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(ignored_parameter_prefixes=[prefix])
     assert torch.equal(alg.target.weight, before['target.weight'])
-    assert not torch.equal(alg.net[0].weight, before['net.0.weight'])
+    assert torch.equal(alg.net[0].weight, before['net.0.weight']) == keeps_net
 
 
 def test_a_module_can_be_left_out_of_checkpoints(tmp_path):

@@ -77,6 +77,15 @@ def test_histogram_buckets_count_the_data(events):
     assert (value.num, value.sum, value.sum_squares) == (4, 4, 6)
 
 
+@pytest.mark.parametrize('least', [3.0, -3.0, 1e20, 1e150])
+def test_histogram_of_neighboring_numbers_counts_both(events, least):
+    data = np.array([least, np.nextafter(least, np.inf)])
+    with summary.record_if(True):
+        summary.histogram('h', data)
+    value = events().Histograms('h')[0].histogram_value
+    assert (value.num, value.min, value.max, sum(value.bucket)) == (2, *data, 2)
+
+
 def test_histogram_skips_non_finite_values_and_warns(events, caplog):
     with summary.record_if(True), caplog.at_level(logging.WARNING):
         summary.histogram('bad', torch.tensor([1., float('nan'), float('inf')]))
