@@ -54,6 +54,7 @@ class DataTransformer(ModuleWithSpecs):
     stacked_fields: Sequence[str] = ()  # paths in the observation that a FrameStacker stacks
     has_action_mask = False  # provides a mask of valid actions
     goal_fields: Sequence[str] = ()  # paths in the observation of the goals compared and relabeled in hindsight
+    update_mode = ''  # run mode in which it has an effect, or updates statistics; '' for all
 
     @property
     def stack_size(self) -> int:
@@ -311,6 +312,8 @@ class RandomShift(SimpleDataTransformer):
         SpecError: a field does not exist, is not an image, or is an image no larger than ``max_shift``.
     """
 
+    update_mode = 'replay'
+
     def __init__(self, observation_spec: NestedTensorSpec, max_shift: Count = 4,
                  fields: Optional[Sequence[str]] = None) -> None:
         self._fields, self._max_shift = check_fields('RandomShift', observation_spec, fields), max_shift
@@ -430,7 +433,7 @@ class ObservationNormalizer(SimpleDataTransformer):
         update_rate: update rate of ``EMNormalizer``.
         speed: adaptation speed of ``AdaptiveNormalizer``.
         zero_mean: subtract the mean.
-        update_mode: 'replay', 'rollout', 'pretrain' or 'offline'.
+        update_mode: 'replay', 'rollout', 'pretrain' or 'offline'; on-policy training needs 'rollout'.
         mode: normalizer: 'adaptive', 'window' or 'em'.
 
     Raises:
@@ -445,7 +448,7 @@ class ObservationNormalizer(SimpleDataTransformer):
         self._chosen, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
                                                                  clipping)
         super().__init__(observation_spec)
-        self._is_update_mode = UPDATE_MODES[update_mode]
+        self.update_mode, self._is_update_mode = update_mode, UPDATE_MODES[update_mode]
         self._clipping = clipping
         self._is_fitted = update_mode == OFFLINE
         if self._is_fitted and mode != 'adaptive':
@@ -665,7 +668,8 @@ class RewardNormalizer(RewardTransformer):
         update_max_calls: if above 0, the statistics are updated only by this many batches, the first ones in the run
             mode ``update_mode``.
         clip_value: if above 0, the results are clipped to ``[-clip_value, clip_value]``.
-        update_mode: 'replay' or 'rollout': run mode in which the statistics are updated.
+        update_mode: 'replay' or 'rollout': run mode in which the statistics are updated; on-policy training needs
+            'rollout'.
 
     Raises:
         ValueError: ``update_mode`` is not one of the choices.
@@ -679,8 +683,7 @@ class RewardNormalizer(RewardTransformer):
         super().__init__(observation_spec)
         self._normalizer = make_reward_normalizer() if normalizer is None else normalizer
         self._clip_value, self._update_max_calls = clip_value, update_max_calls
-        self.update_mode = update_mode
-        self._is_update_mode = UPDATE_MODES[update_mode]
+        self.update_mode, self._is_update_mode = update_mode, UPDATE_MODES[update_mode]
         self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
 
     @property
@@ -753,6 +756,7 @@ class HindsightExperienceTransformer(DataTransformer):
     needs_replay_buffer = True
     needs_episodic_info = True
     changes_time_steps = False
+    update_mode = 'replay'
 
     def __init__(self, observation_spec: NestedTensorSpec, her_proportion: Fraction = 0.8,
                  achieved_goal_field: str = 'time_step.observation.achieved_goal',

@@ -287,11 +287,21 @@ class RLAlgorithm(Algorithm):
         return self._config is not None and bool(self._config.offline_datasets())
 
     def _check_statistics(self) -> None:
-        if self._env is not None and self.data_transformer is not None and self.data_transformer.fits_offline_data and (
-                not self.has_offline):
+        if self._env is None or self.data_transformer is None:
+            return
+        if self.data_transformer.fits_offline_data and not self.has_offline:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "needs stored data "
                                         "(DatasetRewardScaling, or ObservationNormalizer.update_mode = 'offline'), but "
                                         'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
+        if not self.on_policy:
+            return
+        for part in self.data_transformer.modules():
+            if getattr(part, 'update_mode', '') == 'replay':
+                remedy = f"set {type(part).__name__}.update_mode = 'rollout'" if 'update_mode' in vars(part) else (
+                    'leave it out')
+                raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {type(part).__name__}, '
+                                            'which has an effect only on samples of a replay buffer, but '
+                                            f'{type(self).__name__} trains on-policy', remedy)])
 
     def _check_unroll_states(self) -> None:
         algorithms = (x for x in self.modules() if isinstance(x, Algorithm))

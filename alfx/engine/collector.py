@@ -174,13 +174,17 @@ class Collector:
     def start_new_episodes(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict` with environments whose state could not be restored.
 
-        The newest steps in the replay buffer become the LAST steps of truncated episodes.
+        The newest steps in the replay buffer become the LAST steps of truncated episodes; FIRST steps are dropped,
+        because no action led to them.
         """
         self._debt, self.unroll_state = state['unroll_debt'], None
         buffer = self._algorithm.replay_buffer
         if buffer is None:
             return
         env_ids = (buffer.current_size > 0).nonzero().flatten()
+        step_type = buffer.get_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1)
+        buffer.drop_newest(env_ids[step_type == StepType.FIRST])
+        env_ids = env_ids[step_type != StepType.FIRST]
         if env_ids.numel():
             last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
             buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)

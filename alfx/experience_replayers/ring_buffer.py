@@ -255,6 +255,21 @@ class RingBuffer:
         return int(self._rings.sizes()[0])
 
     @atomic
+    def drop_newest(self, env_ids: Tensor) -> None:
+        """Remove the newest step of some environments, whose position the next step gets.
+
+        Args:
+            env_ids: int64 ``[B]``; each has at least one step.
+
+        Raises:
+            ValueError: ``env_ids`` are not distinct environments of the buffer, or one has no step.
+        """
+        envs = self._check_env_ids(env_ids)
+        self._held('drop_newest', env_ids, self.current_pos[env_ids] - 1)
+        self._rings.drop_newest(envs)
+        self._dropped(envs)
+
+    @atomic
     def set_field(self, field: str, env_ids: Tensor, positions: Tensor, values: NestedTensor) -> None:
         """Overwrite part of stored steps.
 

@@ -96,6 +96,11 @@ class RingIndex(SharedArrays):
         size = min(int(self.sizes()[0]) - 1, keep)
         self.set(self.positions() - 1, np.full(self.num_envs, size))
 
+    def drop_newest(self, env_ids: np.ndarray) -> None:
+        """Drop the newest step, which must exist, of each of ``env_ids``."""
+        dropped = np.bincount(env_ids, minlength=self.num_envs)
+        self.set(self.positions() - dropped, self.sizes() - dropped)
+
     def drop_oldest(self, steps: int, env_ids: np.ndarray | None = None) -> None:
         """Drop the ``steps`` oldest steps, which must exist, of ``env_ids``; None for all."""
         if env_ids is None and self.lockstep:

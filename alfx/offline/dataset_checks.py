@@ -165,11 +165,11 @@ def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
 
 def _range_problem(array: np.ndarray, spec: TensorSpec) -> tuple[int, int, int, int] | None:
     """Return the limits of integers and their actual range, ``(low, high, minimum, maximum)``; ``None`` if within."""
-    limits = np.iinfo(spec.dtype_str)
-    low, high = limits.min, limits.max
+    low, high = (0, 1) if spec.dtype == torch.bool else (np.iinfo(spec.dtype_str).min, np.iinfo(spec.dtype_str).max)
     if isinstance(spec, BoundedTensorSpec):
         low, high = int(np.min(spec.minimum)), int(np.max(spec.maximum))
-        if not array.size or ((array >= spec.minimum) & (array <= spec.maximum)).all():
+        parts = (array[i:i + _ROWS_AT_ONCE] for i in range(0, len(array), _ROWS_AT_ONCE))
+        if all(((rows >= spec.minimum) & (rows <= spec.maximum)).all() for rows in parts):
             return None
     least, most = int(array.min()), int(array.max())
     return None if low <= least and most <= high and not isinstance(spec, BoundedTensorSpec) else (low, high, least,

@@ -160,6 +160,7 @@ operation = st.one_of(
     st.tuples(st.just('drop_all_but'), st.integers(0, 4)),
     st.tuples(st.just('dequeue'), st.tuples(st.integers(1, 3), st.one_of(st.none(), some_envs))),
     st.tuples(st.just('cut off'), some_envs),
+    st.tuples(st.just('drop_newest'), some_envs),
     st.tuples(st.just('reload'), st.none()),
 )
 
@@ -270,6 +271,16 @@ class Player:
                               torch.full((len(envs), ), LAST, dtype=torch.int32))
         for env in envs:
             self.slow.envs[env][-1].step_type = LAST
+
+    def drop_newest(self, envs):
+        if not all(self.slow.envs[env] for env in envs):
+            with pytest.raises(ValueError, match='drop_newest: expected positions in the buffer'):
+                self.buffer.drop_newest(torch.tensor(envs))
+            return
+        self.buffer.drop_newest(torch.tensor(envs))
+        for env in envs:
+            self.next_is_first[env] = self.slow.envs[env].pop().step_type == FIRST
+            self.slow.positions[env] -= 1
 
     def reload(self, _):
         state = io.BytesIO()

@@ -47,7 +47,8 @@ def plan_stacking(observation_spec: NestedTensorSpec, stack_size: int, stack_axi
     axes = [stack_axis % max(spec.ndim, 1) for spec in specs]
     for field, spec, axis in zip(checked, specs, axes):
         observation_spec = nest.set_field(observation_spec, field, stacked_spec(spec, stack_size, axis))
-    previous = [stacked_spec(TensorSpec.from_spec(s), stack_size - 1, axis) for s, axis in zip(specs, axes)]
+    previous = [stacked_spec(TensorSpec(s.shape or (1, ), s.dtype), stack_size - 1, axis)
+                for s, axis in zip(specs, axes)]
     return checked, axes, observation_spec, previous
 
 

@@ -1,4 +1,6 @@
 """Data transformers: agreement of rollout and replay, statistics, order, errors, unchanged inputs."""
+from alfx.gin_utils import ConfError
+from helpers.agents import make_agent
 import copy
 from functools import partial
 
@@ -124,14 +126,15 @@ class TestFrameStacker:
         found = rollout_of(stacker, steps).observation
         assert torch.equal(found['camera']['back'], steps.observation['camera']['back'])
 
-    def test_scalars_become_a_vector(self):
+    @pytest.mark.parametrize('stack_size', [2, 3])
+    def test_scalars_become_a_vector(self, stack_size):
         spec = BoundedTensorSpec((), torch.float32, 0., 1.)
-        stacker = FrameStacker(spec, 3)
-        assert stacker.transformed_observation_spec == BoundedTensorSpec((3, ), torch.float32, 0., 1.)
+        stacker = FrameStacker(spec, stack_size)
+        assert stacker.transformed_observation_spec == BoundedTensorSpec((stack_size, ), torch.float32, 0., 1.)
         assert FrameStacker(spec, 1).transformed_observation_spec == spec
         steps = history(5, 2, spec)
         as_vectors = steps._replace(observation=steps.observation.unsqueeze(-1))
-        vectors = FrameStacker(TensorSpec((1, )), 3)
+        vectors = FrameStacker(TensorSpec((1, )), stack_size)
         assert torch.equal(rollout_of(stacker, steps).observation, rollout_of(vectors, as_vectors).observation)
 
     def test_scalars_from_replay_match_the_rollout(self):
@@ -607,3 +610,23 @@ def test_a_goal_within_the_threshold_is_reached():
     assert dt.l2_dist_close_reward_fn(achieved, goal).tolist() == [[0.0, -1.0, -1.0]]
     assert dt.l2_dist_close_reward_fn(achieved, goal, threshold=0.06).tolist() == [[0.0, 0.0, -1.0]]
     assert dt.l2_dist_close_reward_fn(achieved[..., 0], goal[..., 0]).tolist() == [[0.0, 0.0, -1.0]]
+
+
+# On-policy training --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('make, message', [
+    (ObservationNormalizer, r"has ObservationNormalizer, which .* set ObservationNormalizer.update_mode = 'rollout'"),
+    (RewardNormalizer, r"has RewardNormalizer, .* set RewardNormalizer.update_mode = 'rollout'"),
+    (lambda spec: SequentialDataTransformer([IdentityDataTransformer, RewardNormalizer], spec), 'has RewardNormalizer'),
+    (partial(ObservationNormalizer, update_mode='rollout'), None), (lambda spec: RewardScaling(2.0, spec), None)])
+def test_transformers_without_effect_on_policy_are_rejected(make, message):
+    def agent_of(algorithm):
+        return make_agent(algorithm, 'continuous', data_transformer=lambda env: make(env.observation_spec()))[0]
+
+    assert agent_of('ppo').train_iter()
+    if message is None:
+        assert agent_of('actor-critic').train_iter()
+    else:
+        with pytest.raises(ConfError, match=message.replace(' .* ', '(?s: .* )')):
+            agent_of('actor-critic')

@@ -84,8 +84,9 @@ def test_actions_rounded_out_of_bounds_are_clipped_with_a_warning(caplog):
 
 
 @pytest.mark.parametrize('values, is_right', [([0, 1, 2, 1, 0], True), ([0, 1, 3, 1, 0], False),
-                                              ([-1, 1, 2, 1, 0], False)])
-def test_discrete_actions_must_be_in_the_action_space(values, is_right):
+                                              ([-1, 1, 2, 1, 0], False), ([0, 1, 2, 1, 3], False)])
+def test_discrete_actions_must_be_in_the_action_space(values, is_right, monkeypatch):
+    monkeypatch.setattr(dataset_checks, '_ROWS_AT_ONCE', 2)
     dataset = make(action={'': np.array(values, np.int32)})
     spec = BoundedTensorSpec((), torch.int64, 0, 2)
     if is_right:
@@ -93,6 +94,16 @@ def test_discrete_actions_must_be_in_the_action_space(values, is_right):
     else:
         with pytest.raises(DatasetError, match='action: expected numbers from 0 to 2'):
             check(dataset, spec)
+
+
+@pytest.mark.parametrize('most', [1, 2])
+def test_actions_that_are_booleans_may_be_stored_as_integers(most):
+    dataset = make(action={'': np.array([0, 1, 0, most, 0], np.uint8)})
+    if most == 1:
+        check(dataset, TensorSpec((), torch.bool))
+    else:
+        with pytest.raises(DatasetError, match='action: expected numbers from 0 to 1, found 0 to 2'):
+            check(dataset, TensorSpec((), torch.bool))
 
 
 def test_other_widths_of_the_same_number_type_are_accepted():
