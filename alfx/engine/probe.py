@@ -58,6 +58,7 @@ def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
                         'return AlgStep(output=action, state=state, info=info)')
     _check(alg_step.output, algorithm.action_spec, f'the action of {algorithm.name}.rollout_step')
     _check(alg_step.state, algorithm.rollout_state_spec, f'the state of {algorithm.name}.rollout_step')
+    _require_tensors(alg_step.info, f'the info of {algorithm.name}.rollout_step')
     return extract_spec(alg_step.info)
 
 
@@ -81,11 +82,18 @@ def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
     return map_steps(extract_spec, Steps(experience, metric_fields(raw), kept))
 
 
+def _require_tensors(nested: Any, where: str) -> None:
+    for path, leaf in nest.flatten_with_path(nested):
+        if not isinstance(leaf, torch.Tensor):
+            raise SpecError(f"{where}{f' at {path}' if path else ''}: expected a tensor [B, ...], found {leaf!r}")
+
+
 def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:
     try:
         nest.assert_same_structure(spec, found)
     except ValueError as error:
         raise SpecError(f'{where}: {error}') from None
+    _require_tensors(found, where)
     for (path, wanted), tensor in zip(nest.flatten_with_path(spec), nest.flatten(found)):
         if tuple(tensor.shape[1:]) != tuple(wanted.shape) or tensor.dtype != wanted.dtype:
             raise SpecError(f"{where}{f' at {path}' if path else ''}: expected [B, ...] of {wanted}, found "

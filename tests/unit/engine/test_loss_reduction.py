@@ -72,6 +72,21 @@ class ReturningAction(ActorCriticAlgorithm):
         return super().rollout_step(inputs, state).output
 
 
+class ReturningText(ActorCriticAlgorithm):
+    """An algorithm with text in its info."""
+
+    def rollout_step(self, inputs, state):
+        step = super().rollout_step(inputs, state)
+        return step._replace(info={'policy': step.info, 'name': 'best'})
+
+
+class ReturningNumber(ActorCriticAlgorithm):
+    """An algorithm whose action is a number."""
+
+    def rollout_step(self, inputs, state):
+        return super().rollout_step(inputs, state)._replace(output=1)
+
+
 class Detached(ActorCriticAlgorithm):
     """An algorithm whose losses have no gradient."""
 
@@ -96,7 +111,9 @@ def make(cls):
 
 @pytest.mark.parametrize('cls, error, message', [
     (ReturningTensor, TypeError, r'ReturningTensor.calc_loss: expected a LossInfo, found a Tensor; return LossInfo'),
-    (ReturningAction, SpecError, r'rollout_step: expected an AlgStep, found a Tensor; return AlgStep\(output=action')])
+    (ReturningAction, SpecError, r'rollout_step: expected an AlgStep, found a Tensor; return AlgStep\(output=action'),
+    (ReturningText, SpecError, r"the info of .*rollout_step at name: expected a tensor \[B, ...\], found 'best'"),
+    (ReturningNumber, SpecError, r'the action of .*rollout_step: expected a tensor \[B, ...\], found 1')])
 def test_results_of_another_type_are_rejected_by_name(cls, error, message):
     with pytest.raises(error, match=message):
         make(cls).train_iter()
