@@ -100,8 +100,7 @@ def test_training_does_not_change_replay_data():
         assert torch.equal(a, b)
 
 
-@every_algorithm
-@pytest.mark.parametrize('update_mode', ['rollout', 'replay'])
+@pytest.mark.parametrize('algorithm, update_mode', [('actor-critic', 'rollout'), ('ppo', 'rollout'), ('ppo', 'replay')])
 def test_statistics_are_checkpointed_and_unchanged_by_evaluation(algorithm, update_mode):
     agent, _ = make_agent(algorithm, 'discrete', data_transformer=lambda env: ObservationNormalizer(
         env.observation_spec(), update_mode=update_mode))
@@ -109,8 +108,7 @@ def test_statistics_are_checkpointed_and_unchanged_by_evaluation(algorithm, upda
     agent.train_iter()
     trained = tensors(agent)
     statistics = [k for k in trained if 'normalizer' in k]
-    moved = any(not torch.equal(start[k], trained[k]) for k in statistics)
-    assert moved == (update_mode == 'rollout' or algorithm == 'ppo') and statistics
+    assert any(not torch.equal(start[k], trained[k]) for k in statistics)
     _, env = make_agent(algorithm, 'discrete')
     evaluate(env, agent, 3)
     after = tensors(agent)
