@@ -42,7 +42,7 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
     """Write a scalar (a tensor or array with one element, or a Python number).
 
     Raises:
-        ValueError: the data has more than one element.
+        ValueError: the data has more than one element, or is not a number.
     """
     if not should_record_summaries():
         return
@@ -50,8 +50,11 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
         if data.size != 1 if isinstance(data, np.ndarray) else data.numel() != 1:
             raise ValueError(f'summary.scalar({name!r}): expected one element, found shape {tuple(data.shape)}; '
                              'reduce it first, or use summary.histogram')
-    data = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
-    context.get_summary_writer().add_scalar(scope_name() + name, data, _step(step), walltime)
+    try:
+        number = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
+    except (TypeError, ValueError):
+        raise ValueError(f'summary.scalar({name!r}): expected a number, found {data!r}') from None
+    context.get_summary_writer().add_scalar(scope_name() + name, number, _step(step), walltime)
 
 
 def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | np.ndarray | None = None,

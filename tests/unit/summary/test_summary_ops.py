@@ -77,6 +77,13 @@ def test_histogram_buckets_count_the_data(events):
     assert (value.num, value.sum, value.sum_squares) == (4, 4, 6)
 
 
+@pytest.mark.parametrize('data, message', [
+    ('best', "expected a number, found 'best'"), ({'a': 1.0}, 'expected a number, found')])
+def test_a_scalar_that_is_not_a_number_is_rejected_by_name(events, data, message):
+    with summary.record_if(True), pytest.raises(ValueError, match=rf"summary.scalar\('loss/x'\): {message}"):
+        summary.scalar('loss/x', data)
+
+
 @pytest.mark.parametrize('least', [3.0, -3.0, 1e20, 1e150])
 def test_histogram_of_neighboring_numbers_counts_both(events, least):
     data = np.array([least, np.nextafter(least, np.inf)])
