@@ -1,4 +1,17 @@
 """Training until a policy is good, so that tests of learning take no longer than necessary."""
+import torch
+
+from alfx import context
+
+
+def greedy_return(agent, env, num_steps=4):
+    """Return the mean sum of the rewards of the first steps of an episode, for a policy without state."""
+    total, time_step = torch.zeros(env.batch_size), env.reset()
+    with torch.no_grad(), context.eval_context():
+        for _ in range(num_steps):
+            time_step = env.step(agent.predict_step(time_step, agent.get_initial_predict_state(env.batch_size)).output)
+            total += time_step.reward
+    return float(total.mean())
 
 
 def trains_until(is_good, train_iter, iterations, interval=25):

@@ -1,11 +1,11 @@
 """DDPG and TD3 reach the optimal return, known in closed form, of tiny environments."""
 import copy
-from helpers.learning import trains_until
 from functools import partial
 
 import pytest
 import torch
 from helpers.deterministic_agents import make_agent
+from helpers.learning import trains_until
 
 from alfx import context
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
@@ -46,4 +46,5 @@ def test_the_greedy_policy_is_nearly_optimal(algorithm, environment):
                             critic_loss_ctor=partial(OneStepTDLoss, gamma=0.9), **args)
     optimal = (0.7 if environment == 'recurrent' else 0.8) * CASES[algorithm, environment]
     evaluation_env = copy.deepcopy(env)
-    assert trains_until(lambda: greedy_return(agent, evaluation_env) >= optimal, agent.train_iter, 240, interval=20)
+    assert trains_until(lambda: greedy_return(agent, evaluation_env) >= optimal, agent.train_iter,
+                        240 if environment == 'recurrent' else 120, interval=20)

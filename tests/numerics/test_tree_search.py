@@ -114,14 +114,14 @@ def every_option():
 @pytest.mark.parametrize('rule', ['ucb', 'rkl', 'kl', 'gumbel'])
 def test_every_option_searches_as_a_single_tree_written_from_the_rules(rule, native):
     keys = torch.arange(2) if native else torch.arange(1)
-    all_options = [options for options in every_option() if options['rule'] == rule]
-    for options in all_options if native or len(FORMS) == 1 else all_options[::3]:  # tensors are slow, and agree below
-        settings_ = SearchSettings(num_simulations=12, **{'discount': 0.97, **options})
-        trees, singles = search_both(settings_, keys, 4, native)
-        for b, single in enumerate(singles):
-            assert_same_tree(trees, b, single.root)
-            if not settings_.known_bounds:
-                assert trees.bounds[b] == pytest.approx([min(single.seen), max(single.seen)], abs=1e-12)
+    for options in every_option():
+        if options['rule'] == rule:
+            settings_ = SearchSettings(num_simulations=12, **{'discount': 0.97, **options})
+            trees, singles = search_both(settings_, keys, 4, native)
+            for b, single in enumerate(singles):
+                assert_same_tree(trees, b, single.root)
+                if not settings_.known_bounds:
+                    assert trees.bounds[b] == pytest.approx([min(single.seen), max(single.seen)], abs=1e-12)
 
 
 @given(strategies.integers(0, 10**6), strategies.sampled_from(list(every_option())), strategies.integers(1, 6))

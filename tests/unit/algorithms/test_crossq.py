@@ -65,7 +65,7 @@ def test_replayed_updates_match_eager_ones_bit_for_bit(variant, warm_up, caplog)
     for count in (1, 10**9):
         warm_up(count)
         agents.append(make_agent(**{**CROSSQ, **changes})[0])
-        train(agents[-1:], 60 if variant == 'crossq' else 20)  # two updates each
+        train(agents[-1:], 150 if variant == 'crossq' else 20)  # two updates each
     keys = 1 if changes.get('policy_update_period') == 1 else 2
     assert num_graphs(agents[0]) == keys and not num_graphs(agents[1]) and not warnings_in(caplog)
     assert_same_parameters(agents, atol=0.0, rtol=0.0)

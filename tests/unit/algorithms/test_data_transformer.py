@@ -1,23 +1,33 @@
 """Data transformers: agreement of rollout and replay, statistics, order, errors, unchanged inputs."""
-from alfx.gin_utils import ConfError
-from helpers.agents import make_agent
 import copy
 from functools import partial
 
 import gin
 import pytest
 import torch
+from helpers.agents import make_agent
 
 from alfx import context, nest
 from alfx.algorithms import data_transformer as dt
-from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer,
-                                              HindsightExperienceTransformer, IdentityDataTransformer,
-                                              ImageScaleTransformer, ObservationNormalizer, RandomShift,
-                                              RewardClipping, RewardNormalizer, RewardScaling, RewardShifting,
-                                              SequentialDataTransformer, UntransformedTimeStep,
-                                              create_data_transformer)
+from alfx.algorithms.data_transformer import (
+    FrameStacker,
+    FunctionalRewardTransformer,
+    HindsightExperienceTransformer,
+    IdentityDataTransformer,
+    ImageScaleTransformer,
+    ObservationNormalizer,
+    RandomShift,
+    RewardClipping,
+    RewardNormalizer,
+    RewardScaling,
+    RewardShifting,
+    SequentialDataTransformer,
+    UntransformedTimeStep,
+    create_data_transformer,
+)
 from alfx.data_structures import Experience, StepType, TimeStep, add_batch_info
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils import ConfError
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec, check_consistent, extract_spec, zeros_from_spec
 from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, WindowNormalizer
 
@@ -619,6 +629,7 @@ def test_a_goal_within_the_threshold_is_reached():
     (ObservationNormalizer, r"has ObservationNormalizer, which .* set ObservationNormalizer.update_mode = 'rollout'"),
     (RewardNormalizer, r"has RewardNormalizer, .* set RewardNormalizer.update_mode = 'rollout'"),
     (lambda spec: SequentialDataTransformer([IdentityDataTransformer, RewardNormalizer], spec), 'has RewardNormalizer'),
+    (lambda spec: type('Late', (RewardScaling, ), {'update_mode': 'replay'})(2.0, spec), 'has Late, .* leave it out'),
     (partial(ObservationNormalizer, update_mode='rollout'), None), (lambda spec: RewardScaling(2.0, spec), None)])
 def test_transformers_without_effect_on_policy_are_rejected(make, message):
     def agent_of(algorithm):

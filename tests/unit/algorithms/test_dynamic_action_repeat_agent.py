@@ -1,10 +1,10 @@
 """The agent that repeats actions: its clock, its rewards, its replay."""
 import copy
-from helpers.learning import trains_until
 from functools import partial
 
 import pytest
 import torch
+from helpers.learning import trains_until
 
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig

@@ -1,10 +1,10 @@
 """MpoAlgorithm: evaluated actions, ignored steps, effects of an update, and the contract of all algorithms."""
 import copy
-from helpers.learning import trains_until
 from functools import partial
 
 import pytest
 import torch
+from helpers.learning import greedy_return, trains_until
 
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
@@ -661,16 +661,6 @@ def test_the_greedy_policy_of_a_tiny_environment_is_optimal(environment):
                             train_actor_on_first_step=False, sample_action_num=16, dual_constraint=0.5,
                             target_update_tau=0.05, fc=(32, ))
     evaluation_env = copy.deepcopy(env)
-
-    def greedy_return():
-        total, time_step = torch.zeros(16), evaluation_env.reset()
-        with torch.no_grad(), context.eval_context():
-            for _ in range(4):
-                output = agent.predict_step(time_step, agent.get_initial_predict_state(16)).output
-                time_step = evaluation_env.step(output)
-                total += time_step.reward
-        return float(total.mean())
-
     # 4 rewarded steps; a policy that ignores the signal gets half of it at most
     optimal = (0.97 if environment == 'discrete' else 0.85) * 4
-    assert trains_until(lambda: greedy_return() >= optimal, agent.train_iter, 100, interval=20)
+    assert trains_until(lambda: greedy_return(agent, evaluation_env) >= optimal, agent.train_iter, 100, interval=20)

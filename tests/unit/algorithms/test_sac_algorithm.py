@@ -1,18 +1,18 @@
 """Soft actor-critic: properties for every kind of action, effects of its arguments, and errors."""
 import copy
-from helpers.learning import trains_until
 from functools import partial
 
 import pytest
 import torch
+from helpers.learning import trains_until
 from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
-from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, target_entropies
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss

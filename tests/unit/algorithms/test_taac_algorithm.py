@@ -1,10 +1,10 @@
 """TAAC: the switch, the steps, the losses, the arguments."""
 import copy
-from helpers.learning import trains_until
 from functools import partial
 
 import pytest
 import torch
+from helpers.learning import trains_until
 
 from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent

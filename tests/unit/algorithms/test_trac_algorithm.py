@@ -1,14 +1,14 @@
 """TracAlgorithm: the distance of policies, the bound on an update, and what every algorithm owes."""
 import copy
-from helpers.learning import trains_until
 import math
 from functools import partial
 
-from helpers import agents
 import pytest
 import torch
 import torch.distributions as td
+from helpers import agents
 from helpers.agents import ENVIRONMENTS, make_agent
+from helpers.learning import greedy_return, trains_until
 
 from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
@@ -303,16 +303,6 @@ def test_the_greedy_policy_of_a_tiny_environment_is_optimal(inner, environment, 
     agent, env = make(monkeypatch, inner, environment, batch_size=16, unroll_length=10, mini_batch_size=80, clip=0.05,
                       learning_rate=3e-2)
     evaluation_env = copy.deepcopy(env)
-
-    def greedy_return():
-        total, time_step = torch.zeros(16), evaluation_env.reset()
-        with torch.no_grad(), context.eval_context():
-            for _ in range(4):
-                output = agent.predict_step(time_step, agent.get_initial_predict_state(16)).output
-                time_step = evaluation_env.step(output)
-                total += time_step.reward
-        return float(total.mean())
-
     # 4 rewarded steps; a policy that ignores the signal gets half of it at most
     optimal = (0.97 if environment == 'discrete' else 0.85) * 4
-    assert trains_until(lambda: greedy_return() >= optimal, agent.train_iter, 80, interval=20)
+    assert trains_until(lambda: greedy_return(agent, evaluation_env) >= optimal, agent.train_iter, 80, interval=20)
