@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfx import layers
 from alfx.norm_layers import BatchNorm
@@ -104,6 +105,33 @@ def test_large_images_are_computed_with_channels_last_and_the_same_values(size, 
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+class Copies(TorchDispatchMode):
+    """Records the types of the tensors that are copied without a change of type."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.clone.default:
+            self.types.append(args[0].dtype)
+        return func(*args, **kwargs or {})
+
+
+def test_autocast_changes_the_type_of_large_images_before_their_format():
+    layer = layers.Conv2D(3, 5, 3, activation=lambda x: x, strides=2)
+    images = torch.randn(4, 3, 32, 32)
+    with torch.autocast('cpu', torch.bfloat16):
+        with Copies() as copies:
+            outputs = layer(images)
+        assert torch.float32 not in copies.types and torch.bfloat16 in copies.types
+        expected = F.conv2d(images.contiguous(memory_format=torch.channels_last), layer.weight, layer.bias, stride=2)
+        exact = layer.double()(images.double())
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
+    assert outputs.dtype == torch.bfloat16 and exact.dtype == torch.float64
+    torch.testing.assert_close(exact.float(), outputs.float(), rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize('n', [None, 2])
 def test_layer_norm_over_channels_is_computed_at_each_position(n):
     layer = layers.Conv2D(2, 3, 2, activation=lambda x: x, use_ln='channels')
@@ -121,6 +149,17 @@ def test_layer_norm_over_channels_is_computed_at_each_position(n):
         torch.testing.assert_close(plain(inputs) if n is None else plain(inputs)[:, i], expected)
     plain.reset_parameters()
     assert (norm.weight == 1).all() and (norm.bias == 0).all()
+
+
+def operations_of(grad_fn):
+    """Return the names of all operations of a backward pass."""
+    return {type(grad_fn).__name__}.union(*(operations_of(f) for f, _ in grad_fn.next_functions if f is not None))
+
+
+@pytest.mark.parametrize('use_ln', [False, True, 'channels'])
+def test_the_backward_pass_of_an_activation_in_place_copies_nothing(use_ln):
+    outputs = layers.Conv2D(2, 3, 2, use_ln=use_ln)(torch.randn(4, 2, 5, 6))
+    assert 'CopySlices' not in operations_of(outputs.grad_fn)
 
 
 def test_layer_norm_of_convolutions_is_over_channels_and_positions():
