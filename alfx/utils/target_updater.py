@@ -22,7 +22,8 @@ class TargetUpdater(nn.Module):
         target = target + tau * (model - target)
 
     ``tau = 1`` with a large ``period`` is the copied target network of DQN (Mnih et al. 2015). Buffers (such as the
-    statistics of a normalizer) are copied. Target parameters are not trained: they are set not to require gradients.
+    statistics of a normalizer) are copied. Target parameters are not trained: they are set not to require gradients,
+    except those that a target shares with its model, as parts of the same ``.singleton()``, which stay as they are.
 
     Args:
         models: a module, a parameter, or a sequence of them.
@@ -45,7 +46,7 @@ class TargetUpdater(nn.Module):
         self._models = tuple(_as_list(models))
         self._target_models = tuple(_as_list(target_models))
         self._check_correspondence()
-        for target in self._target_models:
+        for target in self._own_parameters()[1]:
             target.requires_grad_(False)
         self._pairs: tuple[list[Tensor], ...] | None = None
         self._elsewhere: list[Tensor] = []  # tensors that are not on the CPU
@@ -53,9 +54,16 @@ class TargetUpdater(nn.Module):
         if init_copy:
             with torch.no_grad():
                 _copy(_tensors(self._models), _tensors(self._target_models))
-        self._delayed = [] if not delayed_update else [f'_delayed{i}' for i, _ in enumerate(_parameters(self._models))]
-        for name, parameter in zip(self._delayed, _parameters(self._models)):
+        trained = self._own_parameters()[0] if delayed_update else []
+        self._delayed = [f'_delayed{i}' for i, _ in enumerate(trained)]
+        for name, parameter in zip(self._delayed, trained):
             self.register_buffer(name, parameter.detach().clone())
+
+    def _own_parameters(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the parameters of models and targets in pairs, without those that both share by ``.singleton()``."""
+        pairs = zip(_parameters(self._models), _parameters(self._target_models))
+        own = [(model, target) for model, target in pairs if model is not target]
+        return [model for model, _ in own], [target for _, target in own]
 
     def _check_correspondence(self) -> None:
         shapes, target_shapes = ([(x.shape, x.dtype) for x in _tensors(models)]
@@ -68,8 +76,7 @@ class TargetUpdater(nn.Module):
         """Count a call; every ``period``-th call updates the target models."""
         if self._calls.add() % self._period == 0:
             if self._pairs is None:
-                self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
-                               _buffers(self._target_models))
+                self._pairs = (*self._own_parameters(), _buffers(self._models), _buffers(self._target_models))
                 self._elsewhere = [x for x in chain(*self._pairs) if not x.is_cpu]
             with without_autograd(self._elsewhere):  # checking all tensors would take a tenth of the update's time
                 self._update(*self._pairs)
@@ -91,7 +98,7 @@ class TargetUpdater(nn.Module):
         Returns:
             The targets of these parameters.
         """
-        pairs = list(zip(_parameters(self._models), _parameters(self._target_models)))
+        pairs = list(zip(*self._own_parameters()))
         found = [i for i, (model, _) in enumerate(pairs) if model in chosen]
         for i in found:
             for target in pairs[i][1], *(getattr(self, name) for name in self._delayed[i:i + 1]):

@@ -89,3 +89,20 @@ def test_values_out_of_range_are_rejected(arguments):
 def test_models_that_do_not_correspond_are_rejected():
     with pytest.raises(ValueError, match='same parameters'):
         TargetUpdater(nn.Linear(3, 2), nn.Linear(2, 3))
+
+
+@pytest.mark.parametrize('delayed', [False, True])
+@pytest.mark.parametrize('tau', [0.5, 1.0])
+def test_parts_that_target_and_model_share_are_trained_and_not_moved(tau, delayed):
+    shared = nn.Linear(2, 2)
+    model, target = (nn.ModuleDict({'shared': shared, 'own': nn.Linear(2, 2)}) for _ in range(2))
+    update = TargetUpdater(model, target, tau=tau, delayed_update=delayed)
+    assert all(p.requires_grad for p in model.parameters())
+    assert [p.requires_grad for p in target['own'].parameters()] == [False, False]
+    for value in (1.0, 2.0, 3.0):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+        update()
+        assert (shared.weight == value).all() and not (target['own'].weight > value).any()
+    assert update.copy_to_targets(set(model.parameters())) == set(target['own'].parameters())
