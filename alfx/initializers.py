@@ -156,7 +156,10 @@ def _integrated_gain(nonlinearity: Callable[[torch.Tensor], torch.Tensor]) -> fl
     with torch.no_grad():
         # In a column, as activations such as a softmax over the last dimension expect a batch.
         column = z.unsqueeze(1)
-        values = nonlinearity(column.clone())
+        try:
+            values = nonlinearity(column.clone())
+        except RuntimeError:  # it needs another number of features, as nn.PReLU with a slope for each
+            return 1.0
         if values.shape != column.shape or not _is_elementwise(nonlinearity, z):
             return 1.0
     moment = float((weight * values.squeeze(1).square()).sum() / weight.sum())

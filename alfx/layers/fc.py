@@ -108,7 +108,7 @@ class FC(_FullyConnected):
         if self._dropout is not None:
             y = self._dropout(y)
         if self._normalizes_last:
-            return self._norm(self._activation(y))
+            return self._normalize(self._activation(y))
         if self._has_norm:
             y = self._normalize(y)
         return self._activation(y)
@@ -152,13 +152,14 @@ class ParallelFC(_FullyConnected):
         self._n = n
         # An elementwise activation is applied to the product itself, in place if it is an in-place function. Applied in
         # place to a view of the product, it would make the backward pass copy everything.
-        normalizes_first = use_bn or use_ln or (norm is not None and norm_position == 'before')
+        has_norm = use_bn or use_ln or norm is not None
+        normalizes_first = has_norm and norm_position == 'before'
         is_direct = is_elementwise(activation) and not normalizes_first and not dropout
         self._product_activation = activation if is_direct else identity
         self._activation = stacked_activation(activation, n) if self._product_activation is identity else identity
         self._dropout = Dropout(dropout) if dropout else None
         self._use_bn, self._has_own_norm = use_bn, norm is not None
-        self._normalizes_first, self._normalizes_last = normalizes_first, norm is not None and not normalizes_first
+        self._normalizes_first, self._normalizes_last = normalizes_first, has_norm and not normalizes_first
         self.weight = w.parameter((n, output_size, input_size), kwargs['weight_opt_args'])
         use_bias = use_bias and not (unit_weights and norm is not None and norm_position == 'before')
         self.bias = w.parameter((n, output_size), kwargs['bias_opt_args']) if use_bias else None
@@ -203,7 +204,7 @@ class ParallelFC(_FullyConnected):
         if self._normalizes_first:
             y = self._normalize(y, first)
         y = self._activation(y)
-        return self._norm(y) if self._normalizes_last else y
+        return self._normalize(y, first) if self._normalizes_last else y
 
     def _normalize(self, y: torch.Tensor, first: int | None) -> torch.Tensor:
         if self._use_bn:

@@ -277,9 +277,8 @@ class StackedEncodingNetwork(EncodingNetwork):
 
     def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
         """Compute only the first ``k`` networks; ``None`` with preprocessors or with a custom combiner."""
-        if self._preprocessors is not None:
-            return None
-        if self._combiner is not None and not isinstance(self._stacked_combiner, NestCombiner):
+        combiner = None if self._combiner is None else getattr(self, '_stacked_combiner', self._combiner)
+        if self._preprocessors is not None or not isinstance(combiner, NestCombiner | None):
             return None
         chain = [first_layers(layer, k) for layer in self._chain]
         return None if None in chain else partial(self._encode, chain=chain, n=k)

@@ -120,14 +120,15 @@ class PreprocessorNetwork(Network):
         """Set up the stack of ``n`` preprocessings like that in ``single``."""
         self._parallelism = n
         self._preprocess = self._preprocessors = self._combiner = None
+        combiner: Any = single._combiner
+        is_trained = isinstance(combiner, nn.Module) and any(True for _ in combiner.parameters())
         if single._preprocessors is not None:
             self._set_preprocessors(nest.map_structure(lambda p: make_parallel_net(p, n), single._preprocessors))
-            combiner = single._combiner
+        if single._preprocessors is not None or is_trained:
             self._combiner = None if combiner is None else make_parallel_net(combiner, n)
             self._preprocess = self._apply_stacked
-        elif single._combiner is not None:
-            self._combiner = copy_module(single._combiner)
-            self._stacked_combiner = make_parallel_net(single._combiner, n)
+        elif combiner is not None:
+            self._combiner, self._stacked_combiner = copy_module(combiner), make_parallel_net(combiner, n)
             self._preprocess = self._combine_stacked
         self.processed_input_tensor_spec = single.processed_input_tensor_spec
 

@@ -327,3 +327,16 @@ def test_norm_arguments_that_contradict_each_other_are_rejected():
             layers.FC(4, 5, norm=BatchNorm, **{other: True})
     with pytest.raises(ValueError, match="norm_position must be 'before' or 'after', found str 'behind'"):
         layers.FC(4, 5, norm=BatchNorm, norm_position='behind')
+
+
+@pytest.mark.parametrize('position', ['before', 'after'])
+@pytest.mark.parametrize('norm', [dict(use_ln=True), dict(use_bn=True), dict(norm=nn.LayerNorm)])
+def test_a_stack_normalizes_where_a_single_layer_does(norm, position):
+    single = layers.FC(3, 4, activation=torch.tanh, norm_position=position, **norm)
+    stack = single.make_parallel(1)
+    with torch.no_grad():
+        for a, b in zip(single.parameters(), stack.parameters()):
+            b.copy_(a.uniform_(-1, 1).view_as(b))
+    inputs = torch.randn(6, 3)
+    torch.testing.assert_close(stack(inputs)[:, 0], single(inputs))
+    torch.testing.assert_close(single(inputs.view(2, 3, 3)), single(inputs).view(2, 3, 4))

@@ -327,3 +327,28 @@ def test_norms_are_of_the_input_and_of_all_layers_but_the_last():
 def test_a_norm_of_the_input_is_rejected_with_convolutions():
     with pytest.raises(ValueError, match='input_norm normalizes vectors; remove it or conv_layer_params'):
         EncodingNetwork(IMAGE, conv_layer_params=((4, 3, 1), ), input_norm=BatchNorm)
+
+
+class WeightedSum(torch.nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(2))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        torch.nn.init.normal_(self.weight)
+
+    def forward(self, inputs):
+        return inputs['a'] * self.weight[0] + inputs['b'] * self.weight[1]
+
+
+def test_each_network_of_a_stack_has_and_trains_its_own_combiner():
+    net = EncodingNetwork({'a': VECTOR, 'b': VECTOR}, preprocessing_combiner=WeightedSum(), fc_layer_params=(4, ))
+    stack = net.make_parallel(3)
+    shared = {'a': torch.randn(5, *VECTOR.shape), 'b': torch.randn(5, *VECTOR.shape)}
+    output = stack(shared)[0]
+    torch.testing.assert_close(output, stack({key: x.unsqueeze(1).expand(-1, 3, -1) for key, x in shared.items()})[0])
+    torch.testing.assert_close(stack.first_of_stack(shared, (), 2)[0], output[:, :2])
+    weights = [module.weight for module in stack.modules() if isinstance(module, WeightedSum)]
+    assert len(weights) == 3 and all(x is not None for x in torch.autograd.grad(output.square().sum(), weights))
