@@ -199,11 +199,6 @@ class AlfEnvironment(abc.ABC):
 
     # Saving ----------------------------------------------------------------------------------------------------
 
-    @property
-    def resumable(self) -> bool:
-        """Return whether :meth:`get_state` can currently return a state."""
-        return self.get_state() is not None
-
     def get_state(self) -> Any:
         """Return the state needed to continue exactly from here, as a picklable object; ``None`` if it cannot be saved.
         """

@@ -147,12 +147,12 @@ class _PartialAsync(NextStepAutoreset):
             if disabled or not due[i]:
                 pipe.send(('reset', {'seed': None, 'options': None}) if due[i] else ('step', action))
                 requested.append(i)
-        answers = [env.parent_pipes[i].recv() for i in requested]
-        env._raise_if_errors([success for _, success in answers])
+        answers = {i: env.parent_pipes[i].recv() for i in requested}
+        env._raise_if_errors([answers.get(i, (None, True))[1] for i in range(self.num_envs)])  # it counts all
         observation = copied(self, env.observations)
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), bool)
         infos: dict[str, Any] = {}
-        for i, (answer, _) in zip(requested, answers):
+        for i, (answer, _) in answers.items():
             if not env.shared_memory:
                 _put(self, observation, i, answer[0])
             if not due[i]:

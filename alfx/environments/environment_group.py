@@ -392,6 +392,9 @@ class EnvironmentGroup:
         if not isinstance(env, gymnasium.Env):
             raise EnvironmentLoadError(f'the constructor of environment {self._first + i} of {self.name!r} returned a '
                                        f'{type(env).__name__}, expected a gymnasium.Env')
+        if i and env.unwrapped is self.envs[0].unwrapped:
+            raise EnvironmentLoadError(f'the constructor of environment {self._first + i} of {self.name!r} returned '
+                                       'the same object as the first; create a new environment in each call')
         found = EnvSpaces.of(env)
         if self.spaces is None:
             self.spaces = found

@@ -206,7 +206,7 @@ class FrameStack(BaseObservationWrapper):
         return super().reset(**kwargs)
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
-        frames = self._frames.get(field)
+        frames, observation = self._frames.get(field), np.array(observation)  # environments may reuse their array
         if frames is None:
             frames = self._frames[field] = deque([observation] * self._stack_size, self._stack_size)
         else:

@@ -299,6 +299,8 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         return None if any(state is None for state in states) else states
 
     def set_states(self, states: list[Any]) -> None:
+        if self._pending.all():  # perhaps never reset: an environment may create parts of itself in reset()
+            self.reset()
         for worker in self._workers:
             if reason := self._ask([worker], 'set_states', states[worker.rows])[0]:
                 raise ValueError(reason)

@@ -18,7 +18,7 @@ from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnv
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
-from alfx.environments.seeding import derived_seed
+from alfx.environments.seeding import derived_seed, process_seed
 from alfx.environments.suite_gym import VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils.settings import changeable
@@ -242,10 +242,11 @@ def load_with_random_max_episode_steps(env_name: str, env_load_fn: EnvLoadFn = s
         max_steps: maximum number of steps.
         batch_size: ``B``.
         vector_env: creates a gymnasium vector environment from constructors.
-        seed: seed of the time limits.
+        seed: seed of the time limits; ``None``: determined by that of the run.
     """
     if not 1 <= min_steps <= max_steps:
         raise EnvironmentLoadError('load_with_random_max_episode_steps: expected 1 <= min_steps <= max_steps, found '
                                    f'{min_steps} and {max_steps}')
-    limits = np.random.default_rng(seed).integers(min_steps, max_steps + 1, batch_size)
+    generator = np.random.default_rng(process_seed(0) if seed is None else seed)
+    limits = generator.integers(min_steps, max_steps + 1, batch_size)
     return env_load_fn(env_name, max_episode_steps=limits.tolist(), batch_size=batch_size, vector_env=vector_env)

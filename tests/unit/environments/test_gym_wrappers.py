@@ -133,6 +133,18 @@ class TestImages:
             [0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
         assert int(run(env)[0].max(initial=0, where=np.arange(72 * 3).reshape(6, 4, 9) > 8)) == 0
 
+    def test_stacked_frames_do_not_change_with_the_array_of_the_environment(self):
+        env = ImageEnv()
+        reused, observe = np.empty((6, 4, 3), np.uint8), env._observe
+
+        def observe_again():
+            np.copyto(reused, observe())
+            return reused
+
+        env._observe = observe_again
+        assert [[int(o[5, 3, 3 * i]) for i in range(3)] for o in run(FrameStack(env, stack_size=3), [0, 0, 0])] == [
+            [0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+
     @pytest.mark.parametrize('shape, order, stacked', [((6, 4), 'channels_last', (6, 4, 2)),
                                                        ((6, 4), 'channels_first', (2, 6, 4)),
                                                        ((3, 6, 4), 'channels_first', (6, 6, 4)),

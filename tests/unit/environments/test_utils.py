@@ -162,6 +162,18 @@ class TestCreateEnvironment:
         ends = torch.stack([env.step(torch.zeros(8, dtype=torch.int64)).is_last() for _ in range(20)])
         lengths = ends.int().argmax(0) + 1
         assert ends.any(0).all() and lengths.min() >= 5 and len(set(lengths.tolist())) > 3
+
+    def test_random_time_limits_are_determined_by_the_seed_of_the_run(self):
+        def limits(seed):
+            np.random.seed(seed)  # noqa: NPY002 - as the run does
+            found = []
+            load_with_random_max_episode_steps('', lambda _, max_episode_steps, **__: found.extend(max_episode_steps),
+                                               batch_size=8)
+            return found
+
+        assert limits(1) == limits(1) != limits(2)
+
+    def test_time_limits_out_of_order_are_rejected(self):
         with pytest.raises(EnvironmentLoadError, match='1 <= min_steps <= max_steps'):
             load_with_random_max_episode_steps('MountainCar-v0', min_steps=5, max_steps=4)
 

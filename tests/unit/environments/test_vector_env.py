@@ -1,4 +1,5 @@
 """Errors, restarts, seeds and processes of the supervised vector environments."""
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -20,6 +21,7 @@ import pytest
 import torch
 from helpers.gym_environments import ChainEnv, CountEnv, DictEnv, RaisingEnv
 
+from alfx.environments import suite_gym
 from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -530,3 +532,46 @@ def test_the_gymnasium_api_of_vector_environments_is_kept():
     assert env.observation_space.contains(observation.astype(np.float64)) and info['_step'].all()
     observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
     assert observation.shape == (2, 4) and reward.shape == terminated.shape == truncated.shape == (2, )
+
+
+class LazyEnv(CountEnv):
+    """Creates an environment inside itself at its first reset."""
+
+    inner = None
+
+    def reset(self, *, seed=None, options=None):
+        self.inner = self.inner or CountEnv(3)
+        self.inner.reset()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.inner.step(action)
+        return super().step(action)
+
+
+@BOTH
+def test_parts_created_in_reset_are_restored_before_the_first_reset(make):
+    with contextlib.closing(make([partial(LazyEnv, 9)] * 2)) as first:
+        first.reset()
+        first.step(np.zeros(2, int))
+        states, expected = first.get_states(), first.step(np.zeros(2, int))[0]
+    with contextlib.closing(make([partial(LazyEnv, 9)] * 2)) as second:
+        second.set_states(states)
+        np.testing.assert_array_equal(second.step(np.zeros(2, int))[0], expected)
+
+
+def test_the_same_object_as_two_environments_is_rejected():
+    env = CountEnv(3)
+    with pytest.raises(EnvironmentLoadError, match='environment 2 .* returned the same object as the first'):
+        SerialVectorEnv([lambda: env, partial(CountEnv, 3), lambda: env])
+
+
+@pytest.mark.processes
+def test_an_error_is_raised_where_others_reset_in_the_same_step():
+    constructors = [partial(CountEnv, 2), partial(RaisingEnv, 'step', 3, 9)]
+    vector_env = gymnasium.vector.AsyncVectorEnv(constructors, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    env = suite_gym.wrap_env(vector_env)
+    env.reset()
+    with pytest.raises(RuntimeError, match='boom in step'):
+        for _ in range(4):
+            env.step(torch.zeros(2, dtype=torch.int64))
