@@ -294,6 +294,12 @@ class TrainerConfig:
         """Return whether each unroll is stored, trained on as a whole, and then dropped."""
         return self.whole_replay_buffer_training and self.clear_replay_buffer
 
+    def require_collection(self, owner: str) -> None:
+        """Raise ``ConfError`` if the run collects no experience, from which alone ``owner`` learns."""
+        if not self.collects:
+            raise gin_utils.ConfError([problem_at('TrainerConfig', 'unroll_length', f'= 0, but {owner} learns only '
+                                                  'from collected experience', f'set it to 1, or remove {owner}')])
+
     @property
     def collects(self) -> bool:
         """Return whether the run acts in environments."""

@@ -272,6 +272,8 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Return the losses ``[T, B]``, each at the step before the transition; 0 at the last step."""
+        if isinstance(info, tuple) and not info:  # of a known model, which learns nothing
+            return LossInfo()
         loss_info = info.loss
         moved = nest.map_structure(lambda x: torch.cat((x[1:], torch.zeros_like(x[:1]))), loss_info)
         penalty = self._network.bounds_penalty() if hasattr(self._network, 'bounds_penalty') else None
@@ -280,8 +282,8 @@ class DynamicsLearningAlgorithm(Algorithm):
 
 def _check_feature(owner: str, spec: Any) -> None:
     if not isinstance(spec, TensorSpec) or spec.ndim != 1 or not spec.is_continuous:
-        raise SpecError(f'{owner}.feature_spec: expected one vector of floats, found {spec}; add a data transformer '
-                        'that flattens the observation, such as @FlattenObservation, or plan in a latent space '
+        raise SpecError(f'{owner}.feature_spec: expected one vector of floats, found {spec}; flatten the '
+                        'observation with the wrapper FlattenObservation of gymnasium, or plan in a latent space '
                         '(LatentMbrlAlgorithm)')
 
 

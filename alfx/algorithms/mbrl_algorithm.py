@@ -24,7 +24,8 @@ from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
-from alfx.algorithms.world_models import LearnsModel, termination_function
+from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction
+from alfx.algorithms.world_models import LearnsModel, reject_observation_transformers, termination_function
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -118,6 +119,12 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     def own_capabilities(self) -> Capabilities:
         """Return the most general capabilities, which the modules restrict."""
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Reject transformers of observations if the reward or the end of an episode is a given function of them."""
+        super().check_config(config)
+        if self._termination_fn is not None or isinstance(self._reward_module, FixedRewardFunction):
+            reject_observation_transformers(config, self._name)
 
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Reject parts that change the observation, because the model learns from environment observations.

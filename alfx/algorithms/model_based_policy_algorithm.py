@@ -24,9 +24,8 @@ from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
-from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
-from alfx.algorithms.world_models import WorldModel
+from alfx.algorithms.world_models import WorldModel, reject_observation_transformers
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, Count, Fraction, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -133,24 +132,18 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         """Reject settings that do not work with imagined transitions.
 
         Raises:
-            ConfError: the length of sequences is not 2, a data transformer changes observations, or there are
-                several processes.
+            ConfError: the length of sequences is not 2, a data transformer changes observations, the run collects
+                nothing, or there are several processes.
         """
         name = type(self).__name__
+        config.require_collection(name)
         if config.mini_batch_length != 2:
             raise ConfError([problem_at('TrainerConfig', 'mini_batch_length', f'= {config.mini_batch_length}: {name} '
                                         'trains on transitions, which have 2 steps', 'set it to 2')])
         if config.whole_replay_buffer_training:
             raise ConfError([problem_at('TrainerConfig', 'whole_replay_buffer_training', f'= True: {name} samples from '
                                         'the replay buffer', 'set it to False')])
-        transformer = config.data_transformer
-        members = [] if transformer is None else [m for m in transformer.modules() if hasattr(m, 'transform_timestep')]
-        allowed = IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
-        wrong = [type(m).__name__ for m in members if not isinstance(m, allowed)]
-        if wrong:
-            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'creates {", ".join(wrong)}: {name} '
-                                        'imagines untransformed observations of the environment',
-                                        'transform observations in the environment, with a wrapper')])
+        reject_observation_transformers(config, name)
         if context.num_ranks() > 1:
             raise ConfError([problem_at(name, 'model_optimizer', 'trains a model in a single process', 'train without '
                                         'data parallelism')])

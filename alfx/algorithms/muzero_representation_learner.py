@@ -144,11 +144,14 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         return ['_impl']
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Reject a run that does not keep the untransformed time steps.
+        """Reject a run that collects nothing or does not keep the untransformed time steps.
 
         Raises:
-            ConfError: a data transformer changes time steps, and ``@UntransformedTimeStep`` is missing.
+            ConfError: a data transformer changes time steps, and ``@UntransformedTimeStep`` is missing; or the run
+                trains on datasets only.
         """
+        if self._options:
+            config.require_collection(self._name)
         transformers = [] if config.data_transformer is None else list(config.data_transformer.modules())
         changes = [type(t).__name__ for t in transformers if isinstance(t, DataTransformer) and t.changes_time_steps]
         if self._options and changes and not any(isinstance(t, UntransformedTimeStep) for t in transformers):

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorithm, DynamicsState,
                                                          StochasticDynamicsAlgorithm)
 from alfx.algorithms.base.known_tasks import TERMINATIONS, no_termination
 from alfx.algorithms.reward_learning_algorithm import LearnedReward
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, problem_at
 from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.engine.capabilities import Capabilities
@@ -40,6 +43,17 @@ def termination_function(owner: str, termination_fn: Any) -> Callable[[Tensor], 
         termination_fn = TERMINATIONS[termination_fn]
     check_value(owner, 'termination_fn', termination_fn, callable)
     return None if termination_fn is no_termination else termination_fn
+
+
+def reject_observation_transformers(config: TrainerConfig, name: str) -> None:
+    """Raise ``ConfError`` if a data transformer changes observations."""
+    allowed = IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
+    members = [] if config.data_transformer is None else config.data_transformer.modules()
+    wrong = [type(m).__name__ for m in members if hasattr(m, 'transform_timestep') and not isinstance(m, allowed)]
+    if wrong:
+        raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'creates {", ".join(wrong)}: {name} '
+                                    'imagines untransformed observations of the environment',
+                                    'transform observations in the environment, with a wrapper')])
 
 
 class LearnsModel(Algorithm):

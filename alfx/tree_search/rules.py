@@ -97,7 +97,7 @@ def value_scores(scores: Tensor, expanded: Tensor, parent: Tensor, unexpanded: f
     """
     count = expanded.sum(-1)
     total = running_sum(torch.where(expanded, scores, 0.0))
-    if isinstance(unexpanded, float):
+    if not isinstance(unexpanded, str):
         rest = torch.full_like(total, unexpanded)
     elif unexpanded == 'mean_with_parent':
         rest = (total + parent.clamp(0.0, 1.0)) / (count + 1)

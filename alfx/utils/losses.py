@@ -212,7 +212,8 @@ class DiscreteRegressionLoss(_BinnedLoss):
         below, weight = self._locate(pred.shape[-1], target)
         log_probs = torch.log_softmax(pred, -1)
         pair = log_probs.gather(-1, torch.stack((below, below + 1), -1))
-        return binary_neg_entropy(weight) - torch.lerp(pair[..., 0], pair[..., 1], weight)
+        # Rounding may make it negative, and the default priority of MuZero is its root.
+        return (binary_neg_entropy(weight) - torch.lerp(pair[..., 0], pair[..., 1], weight)).clamp_min(0)
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute the expectation of the distribution, see the base class."""
@@ -243,7 +244,7 @@ class OrderedDiscreteRegressionLoss(_BinnedLoss):
         reached = (index <= below.unsqueeze(-1)).to(pred.dtype)
         reached = torch.where(index == below.unsqueeze(-1) + 1, weight.unsqueeze(-1), reached)
         cross_entropy = F.binary_cross_entropy_with_logits(pred[..., 1:], reached, reduction='none').sum(-1)
-        return cross_entropy + binary_neg_entropy(weight)  # all other events are certain
+        return (cross_entropy + binary_neg_entropy(weight)).clamp_min(0)  # all other events are certain
 
     def calc_expectation(self, pred: Tensor) -> Tensor:
         """Compute ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``, see the base class."""

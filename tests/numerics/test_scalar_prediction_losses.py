@@ -125,3 +125,15 @@ def test_mean_squared_loss_averages_all_but_the_batch():
     assert losses.MeanSquaredLoss(batch_dims=3)(pred, target).loss.shape == (4, 3, 2)
     with pytest.raises(ValueError, match='differ in shape'):
         losses.MeanSquaredLoss()(pred, target[:2])
+
+
+@pytest.mark.parametrize('cls', BINNED)
+def test_the_loss_of_an_exact_prediction_is_not_negative(cls):
+    weight = torch.rand(5000)
+    share = torch.stack((1 - weight, weight), -1)
+    pred = share.log() if cls is losses.DiscreteRegressionLoss else torch.stack((weight, torch.logit(weight)), -1)
+    shifted = torch.nn.functional.pad(pred, (1, 2), value=-60.0)  # the bins -2 to 2; the value is between -1 and 0
+    if cls is losses.OrderedDiscreteRegressionLoss:
+        shifted[:, 1] = 60.0
+    loss = cls()(shifted, weight - 1)
+    assert loss.min() >= 0 and loss.max() < 1e-5

@@ -302,6 +302,12 @@ def test_the_root_policy_after_the_search_matches_the_rules(kind, unexpanded):
         assert policy[b].tolist() == pytest.approx(single.policy(single.root, kind), abs=1e-9)
 
 
+def test_a_whole_number_is_the_score_of_unexpanded_actions():
+    arguments = torch.tensor([[0.4, 0.8, 0.0]]), torch.tensor([[True, True, False]]), torch.tensor([0.5])
+    assert torch.equal(rules.value_scores(*arguments, 0), rules.value_scores(*arguments, 0.0))
+    assert rules.value_scores(*arguments, 1)[0, 2] == 1
+
+
 # Exact models ---------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
 """Acting by planning with a model: the cost of imagined steps, planners, and the agent around it."""
+import contextlib
 from functools import partial
 
 import numpy as np
@@ -8,7 +9,9 @@ from helpers import sac_agents
 import torch
 
 from alfx import context, nest
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
@@ -55,6 +58,18 @@ def make(reward_func=lambda s, a: -(s.square().sum(-1) + 0.1 * a.square().sum(-1
     return MbrlAlgorithm(OBSERVATION, ACTION, FixedRewardFunction(reward_func),
                          partial(PLANNERS[planner], **planner_args), optimizer=Adam(lr=1e-3),
                          dynamics_module_ctor=partial(ExactModel, num_replicas=num_replicas), **arguments)
+
+
+class KnownModel(ExactModel):
+
+    def train_step(self, inputs, state, rollout_info=()):
+        return AlgStep((), state, ())
+
+
+def test_a_known_model_has_no_loss():
+    model = KnownModel(ACTION, OBSERVATION)
+    step = model.train_step(first(torch.ones(3, 2)), ())
+    assert model.calc_loss(step.info).loss == ()
 
 
 def first(observation):
@@ -316,6 +331,20 @@ def test_a_given_reward_may_depend_on_the_observation_before(num_replicas):
     np.testing.assert_allclose(cost, np.full((1, 4), -6.0 if num_replicas == 1 else -9.0), rtol=1e-6)
     with pytest.raises(ValueError, match='observation before the action as state'):
         FixedRewardFunction('pendulum').compute_reward(torch.zeros(1, 3), torch.zeros(1, 1), ())
+
+
+@pytest.mark.parametrize('reward, ends, rejects', [
+    (FixedRewardFunction(lambda s, a: s.sum(-1)), 'none', True), (DistanceReward(), 'hopper', True),
+    (DistanceReward(), 'none', False)])
+def test_given_functions_of_observations_reject_their_transformers(reward, ends, rejects):
+    algorithm = MbrlAlgorithm(OBSERVATION, ACTION, reward, partial(CEMPlanAlgorithm, elite_size=4, **small),
+                              optimizer=Adam(lr=1e-3), termination_fn=ends)
+    config = TrainerConfig(root_dir='', mini_batch_length=2, whole_replay_buffer_training=False)
+    config.data_transformer = RewardScaling(0.1, OBSERVATION)
+    algorithm.check_config(config)
+    config.data_transformer = ObservationNormalizer(OBSERVATION)
+    with pytest.raises(ConfError, match='creates ObservationNormalizer') if rejects else contextlib.nullcontext():
+        algorithm.check_config(config)
 
 
 def test_a_planner_can_keep_the_cart_in_the_middle():

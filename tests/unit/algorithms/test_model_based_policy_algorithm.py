@@ -331,3 +331,11 @@ def test_observation_transformers_are_rejected_and_reward_ones_accepted():
     config.data_transformer = ObservationNormalizer(env.observation_spec())
     with pytest.raises(ConfError, match='creates ObservationNormalizer'):
         agent.policy.check_config(config)
+
+
+def test_a_run_that_collects_nothing_is_rejected():
+    agent, _ = make_agent()
+    config = sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=2, unroll_length=0,
+                                      offline_buffer_dir='data', whole_replay_buffer_training=False)
+    with pytest.raises(ConfError, match='unroll_length = 0, but .* learns only from collected experience'):
+        agent.policy.check_config(config)

@@ -554,6 +554,14 @@ def test_observations_are_stored_untransformed(monkeypatch):
     assert set(rewards.flatten().tolist()) <= {0.0, 1.0} and 1.0 in rewards
 
 
+def test_a_run_that_collects_nothing_is_rejected():
+    agent, _ = with_ppo()
+    config = TrainerConfig(root_dir='', unroll_length=0, offline_buffer_dir='data',
+                           whole_replay_buffer_training=False, mini_batch_length=2)
+    with pytest.raises(ConfError, match='unroll_length = 0, but .* learns only from collected experience'):
+        agent._representation_learner.check_config(config)
+
+
 def test_it_needs_an_optimizer_and_something_that_searches():
     with pytest.raises(ValueError, match='no optimizer owns'):
         with_ppo(optimizer=False)
