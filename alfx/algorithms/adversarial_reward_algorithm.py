@@ -178,7 +178,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         with torch.enable_grad():
             point = nest.map_structure(between, own, demonstrated)
             leaves = [x for x in nest.flatten((point.observation, point.action)) if x.requires_grad]
-            gradients = torch.autograd.grad(self._logit(point).sum(), leaves, create_graph=True)
+            gradients = torch.autograd.grad(self._logit(point).sum(), leaves, create_graph=True, materialize_grads=True)
             norm = torch.cat([g.flatten(1) for g in gradients], 1).norm(dim=1)
         return (norm - 1.0).square()
 

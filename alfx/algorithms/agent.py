@@ -108,7 +108,8 @@ class Agent(RLAlgorithm):
         intrinsic_reward_as_dimension: pass the intrinsic reward to the policy algorithm as an additional, last
             dimension of the reward instead of adding it to the extrinsic reward. It has a separate value, and a
             separate discount if ``gamma`` of the loss is a list. The coefficients become the reward weights. Each
-            of several modules becomes one dimension.
+            of several modules becomes one dimension. Otherwise it is added to each dimension of a vector reward,
+            which multiplies its coefficient by the sum of the reward weights.
 
     Raises:
         ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
@@ -149,9 +150,9 @@ class Agent(RLAlgorithm):
         rl_algorithm = parts.add('rl', rl_algorithm_cls(observation_spec=spec, **common), spec, action_spec)
         entropy_target = parts.add('entropy_target', _make_entropy_target(
             enforce_entropy_target, entropy_target_cls, action_spec, debug_summaries), 'action distribution', 'loss')
-        addons = parts.add('policy_loss_addons', _make_addons(
-            policy_loss_addons, observation_spec=spec, action_spec=action_spec, debug_summaries=debug_summaries),
-            'action distribution', 'loss')
+        addons = parts.add('policy_loss_addons', PolicyLossAddOns([
+            addon(observation_spec=spec, action_spec=action_spec, debug_summaries=debug_summaries)
+            for addon in policy_loss_addons]) if policy_loss_addons else None, 'action distribution', 'loss')
         reward_weight_algorithm = parts.add('rw', _made(
             reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
             reward_spec, 'reward weights')
@@ -456,8 +457,8 @@ class Agent(RLAlgorithm):
         assert self._entropy_target_algorithm is not None
         distribution = getattr(rl_step.info, 'action_distribution', ())
         if isinstance(distribution, tuple) and distribution == ():
-            raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} yields an '
-                             f"'action_distribution'; {type(self._rl_algorithm).__name__} does not")
+            raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} always yields an '
+                             f"'action_distribution' (policy_update_period = 1); {self._rl_algorithm.name} does not")
         inputs = distribution, time_step.step_type
         info['entropy_target'] = self._policy_step(self._entropy_target_algorithm, method, inputs)
 
@@ -589,11 +590,6 @@ def _detached(time_step: TimeStep) -> TimeStep:
 def _made(part: Any, **arguments: Any) -> Any:
     """Return ``part`` if it is ``None`` or an algorithm, otherwise call it to construct one."""
     return part if part is None or isinstance(part, Algorithm) else part(**arguments)
-
-
-def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:
-    """Return the terms that are added to the loss of the policy, if there are any."""
-    return PolicyLossAddOns([addon(**arguments) for addon in addons]) if addons else None
 
 
 def _check_dimension(is_asked_for: bool, module: Any, **without: Any) -> None:

@@ -100,16 +100,17 @@ class DIAYNAlgorithm(Algorithm):
         first = int(skill_spec.minimum) if isinstance(skill_spec, BoundedTensorSpec) and self._is_discrete else 0
         self.register_buffer('_values', torch.arange(first, first + num_skills), persistent=False)
         self.register_buffer('_middle', _middle(skill_spec), persistent=False)
+        self._observation_normalizer = None
+        if representation_spec is not None and normalize_observation:
+            self._observation_normalizer = AdaptiveNormalizer(representation_spec, auto_update=False,
+                                                              name=f'{name}/observation_normalizer')
+            representation_spec = nest.map_structure(lambda spec: TensorSpec(spec.shape), representation_spec)
         self._encoding_net = make_network(encoding_net, representation_spec, ('DIAYNAlgorithm', 'encoding_net'))
         self._discriminator = EncodingNetwork(self._encoding_net.output_spec, fc_layer_params=sizes,
                                               activation=hidden_activation, last_layer_size=num_skills,
                                               last_activation=identity, name=f'{name}/discriminator')
         self._reward_normalizer = ScalarAdaptiveNormalizer(speed=reward_adapt_speed, auto_update=False, zero_mean=False,
                                                            name=f'{name}/reward_normalizer')
-        self._observation_normalizer = None
-        if representation_spec is not None and normalize_observation:
-            self._observation_normalizer = AdaptiveNormalizer(representation_spec, auto_update=False,
-                                                              name=f'{name}/observation_normalizer')
 
     # Capabilities ----------------------------------------------------------------------------------------------
 

@@ -104,7 +104,8 @@ def rollout(algorithm: Acts, env: Any, position: RolloutState, length: int, *, w
             if not is_on_host:
                 time_step = to_device(time_step, device)
             if overwrites_action:
-                alg_step = alg_step._replace(output=time_step.prev_action)
+                executed = time_step.prev_action
+                alg_step = alg_step._replace(output=executed, info=_with_action(alg_step.info, executed))
             experiences.append(_experience(position, alg_step, state if keeps_state else (), transformed))
             env_steps.append(position.time_step)
             if keep_inputs:
@@ -159,6 +160,13 @@ def metric_fields(time_step: TimeStep, length: int | None = None) -> TimeStep:
 
 def _experience(position: RolloutState, alg_step: AlgStep, state: NestedTensor, transformed: bool) -> Experience:
     return Experience(position.inputs if transformed else position.time_step, alg_step.output, alg_step.info, state)
+
+
+def _with_action(info: Any, action: NestedTensor) -> Any:
+    """Return a rollout info with another action; in the info of an agent, that of its policy algorithm."""
+    if hasattr(info, 'rl'):
+        return info._replace(rl=_with_action(info.rl, action))
+    return info._replace(action=action) if hasattr(info, 'action') else info
 
 
 def _detached(action: NestedTensor) -> NestedTensor:

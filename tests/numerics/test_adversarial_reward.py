@@ -257,6 +257,13 @@ def test_with_ppo_sequences_of_any_length_train_the_discriminator(module, length
     assert any('_irm' in name for name in changed) and any('_rl' in name for name in changed)
 
 
+def test_the_gradient_penalty_needs_no_action(random_actions):
+    agent = sac_agent(airl(random_actions, gradient_penalty=1.0, depends_on_action=False, reward_network_cls=VALUE))
+    before = offline_agents.parameters(agent)
+    agent.train_iter()
+    assert any('_irm' in name for name in offline_agents.differences(before, offline_agents.parameters(agent)))
+
+
 @pytest.mark.parametrize('penalty', [0.0, 1.0])
 @pytest.mark.parametrize('module', [gail, airl])
 def test_replayed_updates_match_eager_ones_bit_for_bit(module, penalty, random_actions, warm_up, caplog):

@@ -13,6 +13,7 @@ from alfx.algorithms.diayn_algorithm import DIAYNAlgorithm, DIAYNInfo, DIAYNStat
 from alfx.algorithms.goal_generator import RandomCategoricalGoalGenerator, RandomContinuousGoalGenerator
 from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError
+from alfx.layers import Cast
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
@@ -288,3 +289,14 @@ def test_hidden_layers_have_the_activation_and_the_output_has_none(arguments, ac
 def test_sequences_of_one_step_are_rejected():
     with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1'):
         make_agent('ppo', 'discrete', rl_algorithm_cls=combined_networks('ppo'), **KINDS['discrete'])
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+def test_integer_observations_are_encoded_normalized_or_as_they_are(normalize):
+    spec = BoundedTensorSpec((2, ), torch.uint8, 0, 255)
+    algorithm = DIAYNAlgorithm(3, partial(EncodingNetwork, input_preprocessors=Cast(), fc_layer_params=(8, )),
+                               observation_spec=[spec, GOAL], normalize_observation=normalize)
+    time_step = step_of(FIRST, MID)
+    time_step = time_step._replace(observation=[time_step.observation[0].to(torch.uint8), time_step.observation[1]])
+    state = nest.map_structure(lambda s: s.zeros((2, )), algorithm.train_state_spec)
+    assert algorithm.rollout_step(time_step, state).output.shape == (2, )
