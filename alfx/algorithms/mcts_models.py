@@ -216,7 +216,7 @@ class MCTSModel(nn.Module):
             return self.prediction_model(latent, pred_state)
         step = state.step + 1
         if self._reset_reward_sum_period:
-            restarts = self._reward_sum_restarts(state.step)
+            restarts = (state.step > 0) & (state.step % self._reset_reward_sum_period == 0)
             before = torch.where(restarts, 0.0, before)
             pred_state = nest.map_structure(lambda x: x * ~restarts.reshape(-1, *[1] * (x.ndim - 1)), pred_state)
         output = self.prediction_model(latent, pred_state)
@@ -248,10 +248,6 @@ class MCTSModel(nn.Module):
         if not nest.flatten(spec):
             return spec
         return nest.map_structure(lambda x: x.zeros((len(latent), )).to(latent.device), spec)
-
-    def _reward_sum_restarts(self, step: Tensor) -> Tensor:
-        """Return whether the sum of rewards restarts after ``step``."""
-        return (step > 0) & (step % self._reset_reward_sum_period == 0)
 
     # Losses ----------------------------------------------------------------------------------------------------
 

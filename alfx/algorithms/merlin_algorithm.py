@@ -439,7 +439,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'Merlin'):
         vector = TensorSpec((latent_dim, ))
         mbp = MemoryBasedPredictor(
-            action_spec, _build_parts(encoders, observation_spec, 'encoders', _make_encoder),
+            action_spec, _build_parts(encoders, observation_spec, 'encoders', lambda x, spec: (
+                x if isinstance(x, Network) else x(input_tensor_spec=spec))),
             _build_parts(decoders, observation_spec, 'decoders', lambda x, spec: _make_decoder(x, vector, spec)),
             lstm_size=lstm_size, latent_dim=latent_dim, memory_size=memory_size)
         mba = MemoryBasedActor(vector, action_spec, mbp.memory, reward_spec=reward_spec, lstm_size=lstm_size,
@@ -493,10 +494,6 @@ def _build_parts(parts: Nested, observation_spec: NestedTensorSpec, argument: st
         raise ValueError(f'MerlinAlgorithm.{argument}: expected the structure of the observation {observation_spec}: '
                          f'{error}') from None
     return nest.pack_sequence_as(parts, [make(part, spec) for part, spec in zip(nest.flatten(parts), specs)])
-
-
-def _make_encoder(encoder: Any, spec: NestedTensorSpec) -> Network:
-    return encoder if isinstance(encoder, Network) else encoder(input_tensor_spec=spec)
 
 
 def _make_decoder(decoder: Any, latent_spec: TensorSpec, spec: NestedTensorSpec) -> Algorithm:

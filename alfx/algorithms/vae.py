@@ -90,11 +90,6 @@ def one_hot_of_largest(scores: Tensor) -> Tensor:
     return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
 
-def _gumbel_like(logits: Tensor) -> Tensor:
-    """Return standard Gumbel noise: minus the logarithm of exponential variables."""
-    return -torch.empty_like(logits).exponential_().log()
-
-
 def _flat_encoder(input_tensor_spec: NestedTensorSpec, sizes: tuple[int, ...]) -> Network:
     """Create fully connected layers on the concatenated leaves of the input."""
     flatten = nest.map_structure(lambda spec: None if spec.ndim == 1 else Reshape(spec.numel), input_tensor_spec)
@@ -432,7 +427,7 @@ class DiscreteVAE(VariationalAutoEncoder):
             logits, prior_logits = features + prior, prior.view(shape)
         logits = logits.view(shape)
         probability = logits.softmax(-1)
-        scores = logits.log_softmax(-1) + _gumbel_like(logits)
+        scores = logits.log_softmax(-1) - torch.empty_like(logits).exponential_().log()  # with Gumbel noise
         surrogate = (scores / self._temperature()).softmax(-1) if self._uses_gumbel_gradient else probability
         output = VAEOutput(z=straight_through(one_hot_of_largest(scores.detach()), surrogate),
                            z_mode=straight_through(one_hot_of_largest(logits.detach()), probability),

@@ -77,7 +77,8 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
 def _run(trainer: Any, root_dir: str) -> int:
     trainer.train()
     if trainer.stop_signal is not None:
-        print(f'to resume: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')
+        program = shlex.split(command.command_of('train')) if sys.argv[0].endswith('train.py') else sys.argv[:1]
+        print(f'to resume: {shlex.join([*program, *_arguments(root_dir)])}')
         return 128 + trainer.stop_signal
     _print_end(trainer, root_dir)
     return 0
@@ -120,10 +121,6 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     for name, (program, *rest) in arguments.items():
         print(f'  {name + ":":13}{command.command_of(program, *rest)}')
     print(f'  {"curves:":13}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
-
-
-def _command(program: str) -> list[str]:
-    return shlex.split(command.command_of('train')) if program.endswith('train.py') else [program]
 
 
 def _arguments(root_dir: str) -> list[str]:

@@ -127,13 +127,10 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
     made = {selector for _, selector, _ in keys}
     referred = _references()
     return [(binding, _hint_for(binding, keys))
-            for binding in bindings if locations.is_by_user(binding) and not _is_macro_of_file(binding)
+            # macros in a file may be for other confs; on the command line they are mistakes
+            for binding in bindings if locations.is_by_user(binding)
+            and not (binding.selector == 'gin.macro' and binding.file)
             and not (binding.selector not in made and _may_come_later(binding, referred))]
-
-
-def _is_macro_of_file(binding: locations.Binding) -> bool:
-    """Return whether it is a macro in a file, which may be for other confs; on the command line it is a mistake."""
-    return binding.selector == 'gin.macro' and bool(binding.file)
 
 
 def _references() -> dict[tuple[str, str], list[set[str]]]:

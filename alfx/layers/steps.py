@@ -93,9 +93,7 @@ class Results:
         """Return the nest of results called ``names``; ``None`` means the last result."""
         if names is None or names == '':
             return self._last
-        if isinstance(names, str):
-            return self._get(names)
-        return nest.map_structure(self._get, names)
+        return self._get(names) if isinstance(names, str) else nest.map_structure(self._get, names)
 
     def _get(self, name: str) -> Nested:
         if name == '' or name.startswith('.'):

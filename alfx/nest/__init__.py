@@ -155,9 +155,7 @@ def _children(nest: Any) -> Iterable[tuple[Any, Any]]:
         return [(key, nest[key]) for key in sorted(nest, key=str)]
     if is_namedtuple(nest):
         return list(zip(nest._fields, nest))
-    if isinstance(nest, (list, tuple)):
-        return list(enumerate(nest))
-    return []
+    return list(enumerate(nest)) if isinstance(nest, (list, tuple)) else []
 
 
 def flatten_up_to(shallow_nest: Any, nest: Any) -> list[Any]:
@@ -249,9 +247,7 @@ def prune_nest_like(nest: Any, slim_nest: Any, value_to_match: Any = None) -> An
     pruned = {key: prune_nest_like(wide[key], child, value_to_match) for key, child in _children(slim_nest)}
     if isinstance(nest, dict):
         return type(nest)(pruned)
-    if is_namedtuple(nest):
-        return type(nest)(**pruned)
-    return type(nest)(pruned.values())
+    return type(nest)(**pruned) if is_namedtuple(nest) else type(nest)(pruned.values())
 
 
 def _is_empty(value: Any) -> bool:

@@ -344,9 +344,7 @@ class NetworkWrapper(Network):
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Call the module."""
-        if self._has_state:
-            return self._module(inputs, state)
-        return self._module(inputs), state
+        return self._module(inputs, state) if self._has_state else (self._module(inputs), state)
 
     def make_parallel(self, n: int) -> Network:
         """Create a stack of ``n`` networks like this one."""

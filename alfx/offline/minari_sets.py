@@ -86,8 +86,9 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
     """Return one episode of a dataset without the parts ``left_out`` of the observation."""
     count = len(episode.rewards)
     discount = np.ones(count, np.float32)
-    observation, action = ({path: np.asarray(x) for path, x in nest.flatten_with_path(part, _is_array)
-                            if path not in left_out} for part in (episode.observations, episode.actions))
+    observation, action = ({path: np.asarray(x) for path, x in nest.flatten_with_path(
+        part, lambda x: not isinstance(x, (dict, tuple)))  # lists are arrays, or texts
+        if path not in left_out} for part in (episode.observations, episode.actions))
     rows = {f'observation {path}': len(x) - 1 for path, x in observation.items()}
     rows.update({f'action {path}': len(x) for path, x in action.items()})
     wrong = {what: n for what, n in rows.items() if n != count}
@@ -102,11 +103,6 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
     if episode.terminations[-1]:
         discount[-1] = 0.0
     return Episodes(observation, action, np.asarray(episode.rewards), discount, np.array([count]))
-
-
-def _is_array(part: Any) -> bool:
-    """Return whether a part of an episode is an array or a list, as of texts."""
-    return not isinstance(part, (dict, tuple))
 
 
 def _bounds(space: Any) -> dict[str, list[Any]]:

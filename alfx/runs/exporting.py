@@ -126,7 +126,8 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
     if bad:
         raise ExportError(f'the policy of {name} cannot be exported: expected finite weights, found NaN or infinite '
                           f'ones in {", ".join(bad[:5])}', 'export an earlier checkpoint with --checkpoint_step')
-    drawn = sorted({str(node.target) for node in _used_nodes(program) if _draws(node.target)})
+    drawn = sorted({str(node.target) for node in _used_nodes(program)
+                    if torch.Tag.nondeterministic_seeded in getattr(node.target, 'tags', ())})
     if drawn:
         raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers even in '
                           f'greedy mode ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
@@ -141,10 +142,6 @@ def _reason(error: Exception) -> str:
     if '.numpy()' in text:
         return 'a part of it runs outside of torch, for example a tree search'
     return f'{kind}: {text.splitlines()[0]}'
-
-
-def _draws(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, 'tags', ())
 
 
 def _used_nodes(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:

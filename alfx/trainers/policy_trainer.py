@@ -157,7 +157,7 @@ class Trainer:
                 self._apply_callback_requests()  # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
-                elif self._temporary_checkpoint_is_due():  # about every two minutes
+                elif self._wait_for_temporary_is_over and not self._is_finished():  # about every two minutes
                     self._save_checkpoint(temporary=True)
                 self._show_progress()  # twice a second on a terminal
             self._finish()
@@ -262,7 +262,8 @@ class Trainer:
         """Evaluate, or request an evaluation from another process; return whether it was done in this process."""
         if self._evaluator is None:
             self._evaluator = self._create_evaluator()
-        self._evaluator.eval(self._algorithm, self._step_counts())
+        self._evaluator.eval(self._algorithm, {'EnvironmentSteps': self.current_env_steps(),
+                                               'Iterations': self._state.iteration})
         return not isinstance(self._evaluator, Evaluator)
 
     def _checkpoints_to_be_done(self) -> int:
@@ -271,9 +272,6 @@ class Trainer:
     def _checkpoint_is_due(self) -> bool:
         due = self._checkpoints_done < self._checkpoints_to_be_done() < self._config.num_checkpoints
         return self._signals.take_checkpoint_request() or due  # the last checkpoint is written at the end
-
-    def _temporary_checkpoint_is_due(self) -> bool:
-        return self._wait_for_temporary_is_over and not self._is_finished()
 
     def _show_progress(self) -> None:
         if self._display.is_due():
@@ -403,9 +401,6 @@ class Trainer:
         """Return the mean return of the latest evaluation, or else of the latest training episodes, or None."""
         latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
         return latest.get('average_return')
-
-    def _step_counts(self) -> dict[str, int]:
-        return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}
 
     def _tuning(self, chosen_before: list | None) -> cpu_tuning.Tuning:
         """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""

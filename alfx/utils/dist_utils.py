@@ -365,9 +365,7 @@ def get_mode(dist: td.Distribution) -> Tensor:
         return (dist.probs > 0.5).to(dist.probs.dtype)
     if isinstance(dist, (td.Normal, td.Cauchy, td.Laplace)):
         return dist.loc
-    if isinstance(dist, td.Uniform):
-        return 0.5 * (dist.low + dist.high)
-    return dist.mode
+    return 0.5 * (dist.low + dist.high) if isinstance(dist, td.Uniform) else dist.mode
 
 
 def _pick_component(dist: td.MixtureSameFamily, values: Tensor) -> Tensor:

@@ -143,9 +143,7 @@ def add_ignore_empty(x: Any, y: Any) -> Any:
     """Return ``x + y``, where ``()`` and ``None`` count as nothing."""
     if x is None or (isinstance(x, tuple) and not x):
         return y
-    if y is None or (isinstance(y, tuple) and not y):
-        return x
-    return x + y
+    return x if y is None or (isinstance(y, tuple) and not y) else x + y
 
 
 def max_n(inputs: Sequence[Tensor]) -> Tensor:

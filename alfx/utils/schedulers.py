@@ -147,9 +147,7 @@ class StepScheduler(_ScheduleOfPairs):
         elapsed = progress - self._start
         if elapsed < 0:
             return 0.0
-        if elapsed < self._warm_up_period:
-            return value * elapsed / self._warm_up_period
-        return value
+        return value * elapsed / self._warm_up_period if elapsed < self._warm_up_period else value
 
 
 @configurable

@@ -55,9 +55,7 @@ class TracedFunction(GraphTask):
 
     def __call__(self, inputs: NestedTensor) -> NestedTensor:
         """Return the result of the function; while gradients are enabled, by calling the function itself."""
-        if torch.is_grad_enabled():
-            return self._function(inputs)
-        return self._backend(inputs)
+        return self._function(inputs) if torch.is_grad_enabled() else self._backend(inputs)
 
     # Interface of the backends -----------------------------------------------------------------------------------
 
