@@ -14,7 +14,7 @@ Differences from the papers:
 
 - Values and rewards are always those of player 0.
 - An episode that is still running or was truncated by a time limit does not count as ended: the value of its last step
-  replaces the unknown future.
+  replaces the unknown future. If no search stores values (``td_steps = -1``), it counts as 0.
 - The return to the end of the episode sums all rewards, not only the last one.
 
 Read next: :mod:`alfx.algorithms.muzero.model_targets`, :mod:`alfx.algorithms.muzero.reanalysis`.
