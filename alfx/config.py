@@ -370,15 +370,14 @@ class TrainerConfig:
 
         if self.ml_type == 'sl' and self.num_iterations == 0:
             conflict('num_iterations', 'is 0, but supervised learning needs a number of epochs', 'set it to 1 or more')
-        elif self.num_iterations == 0 and self.num_env_steps == 0:
-            if not self.num_episodes:
-                conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
-                         'set one of them')
-            for name in ('num_summaries', 'num_evals'):
-                if self.num_episodes and getattr(self, name) is not None:
-                    conflict(name, f'= {getattr(self, name)} needs the number of iterations of the run, which '
-                             f'is not known with TrainerConfig.num_episodes = {self.num_episodes}',
-                             f"set it to None and {'summary' if name == 'num_summaries' else 'eval'}_interval instead")
+        elif self.num_iterations == 0 and self.num_env_steps == 0 and not self.num_episodes:
+            conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
+                     'set one of them')
+        for name in ('num_summaries', 'num_evals'):
+            if self.num_episodes and getattr(self, name) is not None:
+                conflict(name, f'= {getattr(self, name)} needs the number of iterations of the run, which '
+                         f'is not known with TrainerConfig.num_episodes = {self.num_episodes}',
+                         f"set it to None and {'summary' if name == 'num_summaries' else 'eval'}_interval instead")
         if self.ml_type == 'sl' and self.num_episodes:
             conflict('num_episodes', f"= {self.num_episodes}, but TrainerConfig.ml_type = 'sl' has no episodes",
                      'leave it out')

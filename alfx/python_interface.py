@@ -220,7 +220,7 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
             environment of ``gymnasium.make``, which is only used for its id and arguments.
             ``TrainerConfig.callbacks`` may be a list of objects, which the conf of the run then does not contain: pass
             them again to resume it.
-        root_dir: run folder; None for a new folder below ``runs``.
+        root_dir: run folder; None for a new folder below ``runs``, which a stopped run names.
         device: device of the networks, see :func:`load`.
 
     Returns:
@@ -229,7 +229,7 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
 
     Raises:
         ConfError: the conf has errors, the folder contains a run of another conf, or another thread uses alfx.
-        KeyboardInterrupt: the user interrupted the run; the same call resumes it from its checkpoint. After another
+        KeyboardInterrupt: the user interrupted the run; a call with its ``root_dir`` resumes it. After another
             signal to stop, such as SIGTERM, a checkpoint is written and the signal is raised again.
     """
     conf = os.fspath(conf)

@@ -72,7 +72,8 @@ def train(root_dir: str) -> int:
     finally:
         launch.kill(all_runs)
     runs = [_read(_folder(root_dir, seed)) for seed, process in zip(seeds, all_runs) if process.returncode == 0]
-    complete = [run for run in runs if run is not None and run['final return'] is not None]
+    found = [run for run in runs if run is not None]
+    complete = [run for run, score in zip(found, _scores(found)[1]) if score is not None]
     if len(complete) > 1:
         print(_summary(complete))
     for name in ('plot', 'report'):

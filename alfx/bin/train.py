@@ -111,9 +111,9 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     for log in (logging.getLogger('alfx'), console):
         log.handlers.clear()
     print(f'\n{done}')
-    arguments: dict[str, tuple[str, ...]] = {'train more': ('train', root_dir, trainer.doubled_length())}
+    arguments: dict[str, tuple[str, ...]] = {'train more': ('train', root_dir, *trainer.doubled_length())}
     if kept := trainer.last_scheduled_values():  # a longer run would move schedules back; a fork can keep the values
-        arguments['train more'] = ('fork', root_dir, trainer.doubled_length(),
+        arguments['train more'] = ('fork', root_dir, *trainer.doubled_length(),
                                    *(f'{name}={value:.4g}' for name, value in kept.items()))
     if trainer.algorithm.environment is not None:
         arguments = {'play': ('play', root_dir), 'video': ('play', root_dir, '--record_file', 'play.mp4'),

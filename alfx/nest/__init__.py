@@ -59,11 +59,8 @@ def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
 def flatten_with_path(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """Return ``[(path, leaf), ...]`` with paths such as ``'observation.camera'`` or ``'0.logits'``."""
     accessors, leaves, _ = optree.tree_flatten_with_accessor(nest, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
-    return [('.'.join(_entry_name(e) for e in a), leaf) for a, leaf in zip(accessors, leaves)]
-
-
-def _entry_name(entry: Any) -> str:
-    return str(entry.field) if isinstance(entry, optree.NamedTupleEntry) else str(entry.entry)
+    return [('.'.join(str(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry) for e in a), leaf)
+            for a, leaf in zip(accessors, leaves)]
 
 
 def map_structure(func: Callable[..., Any], *nests: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:

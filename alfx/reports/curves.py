@@ -190,7 +190,10 @@ def average(curves: list[Curve], smoothing: int = 1) -> Band:
         smoothing: window of a moving average that is applied to each curve first.
     """
     smoothed = [Curve(curve.x, _moving_average(curve.y, smoothing)) for curve in curves]
-    low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
+    ends = [curve.x[-1] for curve in smoothed]
+    low, high = max(curve.x[0] for curve in smoothed), min(ends)
+    if high < 0.9 * max(ends):
+        _log.warning('the mean of %d runs ends with the shortest one, at %g of %g', len(ends), high, max(ends))
     if len(smoothed) == 1:
         x = smoothed[0].x
     else:  # without a common range, the end of the shortest curve

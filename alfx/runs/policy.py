@@ -104,9 +104,10 @@ class Policy:
 
     def initial_state(self) -> PolicyState:
         """Return the state before the first step of an episode."""
-        return PolicyState(self._algorithm.get_initial_transform_state(self._size),
-                           self._algorithm.get_initial_predict_state(self._size),
-                           nearest_zeros(self.action_spec, self._size))
+        with context.device(self._device):
+            return PolicyState(self._algorithm.get_initial_transform_state(self._size),
+                               self._algorithm.get_initial_predict_state(self._size),
+                               nearest_zeros(self.action_spec, self._size))
 
     def predict(self, observation: Any, reward: Any = 0.0) -> Any:
         """Return the action for the next observation of an episode.

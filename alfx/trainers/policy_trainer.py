@@ -362,14 +362,15 @@ class Trainer:
         """Leave signals to the program, because this run cannot be resumed."""
         self._signals.disable()
 
-    def doubled_length(self) -> str:
-        """Return the binding that makes the run twice as long."""
+    def doubled_length(self) -> tuple[str, ...]:
+        """Return the bindings that make the run twice as long."""
         limits = {'num_iterations': self._state.iteration, 'num_episodes': self._summary.count('NumberOfEpisodes')}
         if self._ends_at_env_steps():
             limits['num_env_steps'] = self.current_env_steps()
         shares = {name: done / limit for name, done in limits.items() if (limit := getattr(self._config, name))}
         name = max(shares, key=lambda limit: shares[limit])  # the limit that has ended the run
-        return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
+        stop = () if self._config.stop_at_return is None else ('TrainerConfig.stop_at_return=None', )
+        return f'TrainerConfig.{name}={2 * getattr(self._config, name)}', *stop
 
     def _ends_at_env_steps(self) -> bool:
         """Return whether ``num_env_steps`` ends the run."""
@@ -504,7 +505,7 @@ class Trainer:
                 self._log_remaining_scalars()
         self._display.show(self.progress(), self._count(), self._progress_values())
         if stop_signal is not None:
-            self._display.message(f'stopped at {self.progress():.1%}; the same command resumes the run')
+            self._display.message(f'stopped at {self.progress():.1%}; {self._config.root_dir} can be resumed')
 
     def _log_remaining_scalars(self) -> None:
         """Log what callbacks have logged after the last summary."""
@@ -519,7 +520,7 @@ class Trainer:
         if self._evaluator is not None:
             self._evaluator.close(timeout=None if wait else GRACE_SECONDS)
             self._show_messages()
-        if wait and self._conf_recorded:  # at least one iteration is done
+        if wait and self._state.iteration:  # also of a run that was complete: resuming has removed it
             self._summary.write_final(self.average_return())
         self._display.close()
         self._summary.close()

@@ -21,6 +21,7 @@ from alfx.runs.evaluator import read_results
 logger = logging.getLogger(__name__)
 
 _LONGEST_SETTING = 100  # characters
+_LONGEST_WITHOUT_CHECKPOINT = 600.0  # seconds; temporary checkpoints are written every two minutes
 
 
 class RunSummary:
@@ -161,8 +162,16 @@ class RunSummary:
                 self._track({names[name]: value for name, value in row.items()})
 
     def cut(self, iteration: int) -> None:
-        """Remove the rows of ``progress.csv`` later than ``iteration``, if this process writes the file."""
+        """Remove the rows of ``progress.csv`` later than ``iteration``, if this process writes the file.
+
+        Raises:
+            ConfError: ``iteration`` is -1, for a start without a checkpoint, but a long run would be removed.
+        """
         if self._has_table:
+            seconds = float(self._table.last_row().get('seconds') or 0)
+            if iteration < 0 and seconds > _LONGEST_WITHOUT_CHECKPOINT:
+                raise gin_utils.ConfError(f'the run folder has results of {seconds:.0f} seconds, but no checkpoint; to '
+                                          'start again would remove them', 'use another root_dir, or move the folder')
             self._table.cut('iteration', iteration)
 
     def count(self, name: str) -> int:

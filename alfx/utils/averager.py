@@ -16,11 +16,6 @@ from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, Windo
 from alfx.utils.running_stats import average_outer_dims as average_outer_dims
 
 
-def _module_name(path: str) -> str:
-    # torch forbids dots in the names of modules, and names of methods of the container.
-    return '/' + path.replace('/', '//').replace('.', '/')
-
-
 class Statistics(nn.Module):
     """Base of averagers and normalizers: statistics of the tensors of a nest.
 
@@ -34,7 +29,8 @@ class Statistics(nn.Module):
         super().__init__()
         self._name = name
         self._structure = nest.structure(tensor_spec)
-        self._stats = nn.ModuleDict({_module_name(path): make(spec)
+        # Torch forbids dots in the names of modules, and names of methods of the container.
+        self._stats = nn.ModuleDict({'/' + path.replace('/', '//').replace('.', '/'): make(spec)
                                      for path, spec in nest.flatten_with_path(tensor_spec)})
         self._stats_list: list[Any] = list(self._stats.values())
 

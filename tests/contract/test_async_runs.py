@@ -129,7 +129,7 @@ def test_a_signal_to_all_processes_of_the_run_lets_it_write_its_checkpoint(comma
     for pid in (child, process.pid):  # as a terminal does
         os.kill(pid, number)
     code, output = run.end(60)
-    assert code == 128 + number and 'the same command resumes the run' in output, output
+    assert code == 128 + number and f'{run.root_dir} can be resumed' in output, output
     assert not is_running(child) and last_checkpoint(run.root_dir)['trainer']['iteration'] > 0
 
 

@@ -80,6 +80,19 @@ def test_a_request_for_a_checkpoint_does_not_stop_waiting_seeds(tmp_path, monkey
     assert len(runs) == started
 
 
+def test_offline_runs_are_summarized_by_their_evaluations(tmp_path, monkeypatch, capsys):
+    for number in (1, 2):
+        folder = tmp_path / 'runs' / f'seed-{number}'
+        (folder / 'eval').mkdir(parents=True)
+        (folder / 'progress.csv').write_text('iteration,global_counter,seconds\n9,10,1.0\n')
+        (folder / 'eval' / 'progress.csv').write_text(f'iteration,global_counter,average_return\n9,10,{number}00.0\n')
+    monkeypatch.setattr(seeds, '_start', lambda *_: subprocess.Popen([sys.executable, '-c', '']))
+    with flag_values(train_program.PARSER, seeds=['1', '2']):
+        seeds.train(str(tmp_path / 'runs'))
+    output = capsys.readouterr().out
+    assert 'seed 1: done, return in evaluation 100' in output and '2 seeds: return in evaluation 150' in output
+
+
 def test_a_seed_is_a_binding_of_the_conf():
     with flag_values(train_program.PARSER, seed=7, conf_param=['TrainerConfig.num_env_steps=1']):
         seeds.apply_seed()

@@ -31,6 +31,12 @@ def test_runs_without_a_common_range_are_averaged_where_the_shortest_ends(runs, 
         assert band.x.tolist() == x and band.center.tolist() == center
 
 
+@pytest.mark.parametrize('end, warns', [(80, True), (95, False)])
+def test_a_mean_that_ends_with_a_short_run_is_logged(end, warns, caplog):
+    curves.average([curve([0, 100], [1.0, 2.0]), curve([0, end], [1.0, 2.0])])
+    assert (f'the mean of 2 runs ends with the shortest one, at {end} of 100' in caplog.text) == warns
+
+
 def test_evaluations_are_not_drawn_over_their_own_number_of_episodes(tmp_path):
     (tmp_path / 'eval').mkdir()
     (tmp_path / 'progress.csv').write_text('env_steps,episodes,average_return\n100,5,1.0\n200,77,2.0\n')

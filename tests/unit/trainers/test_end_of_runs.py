@@ -35,7 +35,7 @@ def test_a_run_ends_with_the_iteration_in_which_its_last_episode_ends(tmp_path):
     episodes = trainer.algorithm.get_metrics()[1].result()
     assert 40 <= episodes < 40 + 8 * 4 and trainer.progress() == 1.0
     assert returned == pytest.approx(float(trainer.algorithm.get_metrics()[2].result()))
-    assert trainer.doubled_length() == 'TrainerConfig.num_episodes=80'
+    assert trainer.doubled_length() == ('TrainerConfig.num_episodes=80', )
 
 
 SMALL_DQN = ['TrainerConfig.mini_batch_size = 4', 'create_environment.num_parallel_environments = 1',
@@ -60,7 +60,7 @@ def test_summaries_are_spread_over_training_without_new_steps(tmp_path):
     trainer, _ = run(tmp_path, *SMALL_DQN, 'TrainerConfig.num_summaries = 5', 'TrainerConfig.num_iterations = 60',
                      'TrainerConfig.num_env_steps = 20', conf='dqn_cart_pole')
     assert trainer.current_iterations() == 60 and trainer._summary_interval == 12
-    assert trainer.doubled_length() == 'TrainerConfig.num_iterations=120'
+    assert trainer.doubled_length() == ('TrainerConfig.num_iterations=120', )
 
 
 def test_a_good_enough_evaluation_ends_the_run_with_checkpoint_and_log(tmp_path, capsys):
@@ -68,6 +68,7 @@ def test_a_good_enough_evaluation_ends_the_run_with_checkpoint_and_log(tmp_path,
                             'TrainerConfig.stop_at_return = 5.0')
     assert trainer.current_iterations() == 2 and returned >= 5.0
     assert 'reaches TrainerConfig.stop_at_return = 5' in capsys.readouterr().err
+    assert trainer.doubled_length() == ('TrainerConfig.num_iterations=40', 'TrainerConfig.stop_at_return=None')
     assert any(name.startswith('ckpt-2') for name in os.listdir(tmp_path / 'train/algorithm'))
 
 
@@ -80,6 +81,8 @@ def test_a_run_that_never_reaches_the_threshold_runs_to_its_end(tmp_path):
 @pytest.mark.parametrize('params, message', [
     (['TrainerConfig.stop_at_return = 5.0'], 'stop_at_return = 5 needs evaluations'),
     (['TrainerConfig.num_episodes = 5', 'TrainerConfig.num_summaries = 10'], 'num_summaries = 10 needs the number'),
+    (['TrainerConfig.num_episodes = 5', 'TrainerConfig.num_env_steps = 9000', 'TrainerConfig.num_evals = 10'],
+     'num_evals = 10 needs the number'),
     ([], 'never end')])
 def test_settings_that_contradict_each_other_are_rejected(tmp_path, params, message):
     with pytest.raises(ConfError, match=message):

@@ -488,7 +488,7 @@ def test_a_stop_signal_ends_the_run_with_a_resumable_checkpoint(tmp_path, number
     trainer = run(tmp_path / 'stopped', sends(number))
     assert trainer.stop_signal == number and trainer.current_iterations() == 5
     shown = capsys.readouterr().err
-    assert 'stopping after this iteration' in shown and 'same command resumes the run' in shown
+    assert 'stopping after this iteration' in shown and 'can be resumed' in shown
     assert steps(tmp_path / 'stopped') == [4, 5]
     assert signal.getsignal(number) is before
     resumed, uninterrupted = run(tmp_path / 'stopped'), run(tmp_path / 'whole')

@@ -18,7 +18,7 @@ import torch
 from helpers.gym_environments import MultiRewardEnv
 
 import alfx
-from alfx import gin_utils, python_interface
+from alfx import context, gin_utils, nest, python_interface
 from alfx.bin import policy_flags
 from alfx.config import TrainerConfig
 from alfx.gin_utils.python_values import binding_lines
@@ -52,6 +52,16 @@ def masked_run(tmp_path_factory):
     root_dir = str(tmp_path_factory.mktemp('python') / 'run')
     alfx.train('ppo_cart_pole_rnn', SMALL, root_dir)
     return root_dir
+
+
+def test_a_policy_is_reset_on_its_own_device(masked_run):
+    policy = alfx.load(masked_run)
+    context.set_default_device('meta')  # as loading another policy on another device does
+    try:
+        policy.reset()
+        assert {x.device.type for x in nest.flatten(policy.initial_state())} == {'cpu'}
+    finally:
+        context.set_default_device('cpu')
 
 
 def test_a_policy_remembers_within_an_episode_and_forgets_with_reset(masked_run):

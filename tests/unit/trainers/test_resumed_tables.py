@@ -9,7 +9,9 @@ import alfx
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.offline import dataset_folder
 from alfx.offline.dataset_episodes import Episodes
+from alfx.gin_utils import ConfError
 from alfx.runs import run_files
+from alfx.trainers import run_summary
 
 SMALL = {'TrainerConfig.random_seed': 1, 'TrainerConfig.num_threads': 1, 'TrainerConfig.num_env_steps': 0,
          'TrainerConfig.num_iterations': 6, 'TrainerConfig.num_checkpoints': 3, 'TrainerConfig.evaluate': False,
@@ -59,3 +61,25 @@ def test_rows_after_a_resume_equal_those_of_one_run(tmp_path, monkeypatch, conf,
     for copy in copies:  # the last copy is from the finished run
         alfx.train(conf, params, str(tmp_path / copy))
         assert table(str(tmp_path / copy)) == table(run), copy
+
+
+def test_results_of_a_run_without_checkpoints_are_not_removed(tmp_path, monkeypatch):
+    run = str(tmp_path / 'run')
+    alfx.train('ppo_cart_pole', SMALL, run)
+    before = table(run)
+    shutil.rmtree(run_files.checkpoint_dir(run))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_summary, '_LONGEST_WITHOUT_CHECKPOINT', 0.0)
+        with pytest.raises(ConfError, match='results of .* seconds, but no checkpoint'):
+            alfx.train('ppo_cart_pole', SMALL, run)
+    assert table(run) == before
+    alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.num_iterations': 2}, run)  # a short one starts again
+    assert len(table(run)) < len(before)
+
+
+def test_a_complete_run_keeps_its_final_return_if_trained_again(tmp_path):
+    run = str(tmp_path / 'run')
+    for _ in range(2):
+        alfx.train('ppo_cart_pole', SMALL, run)
+        events = b''.join(path.read_bytes() for path in (tmp_path / 'run' / 'train').glob('events*'))
+        assert events.count(b'final/return') == 1
