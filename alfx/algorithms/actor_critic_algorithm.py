@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import Fraction, configurable
+from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.layers import Dropout
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -93,11 +92,20 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._value_network = value_network
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
         self._is_stateless = not nest.flatten(self.train_state_spec)
-        if has_batch_norm(self) or any(isinstance(m, Dropout) for m in self.modules()):
-            raise ValueError(f'{name}: BatchNorm and Dropout act differently in rollouts than in updates, so on-policy '
-                             'training does not support them; use layer norm (use_fc_ln=True)')
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
+        if has_batch_norm(self) or any(isinstance(m, Dropout) for m in self.modules()) or (
+                self.on_policy is False and self._has_batch_dependence):
+            raise ValueError(f'{name}: BatchNorm and Dropout act differently in rollouts than in updates, so on-policy '
+                             'training does not support them; use layer norm (use_fc_ln=True)')
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Reject replay of recurrent networks without their states, with which importance ratios would be wrong."""
+        super().check_config(config)
+        if self.on_policy is False and not self._is_stateless and not config.use_rollout_state:
+            raise ConfError([problem_at('TrainerConfig', 'use_rollout_state', f'= False is not supported by '
+                                        f'{type(self).__name__}: its networks are recurrent, and action probabilities '
+                                        'would be computed from a zero state in training', 'set it to True')])
 
     supports_action_mask = True
 
@@ -119,8 +127,8 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
             action = dist_utils.sample_action_distribution(distribution)
             info = self._info(inputs, action, distribution, value)
         else:
-            action, log_prob = dist_utils.sample_action_distribution(distribution, return_log_prob=True)
-            info = ActorCriticInfo(action=action, log_prob=log_prob, action_distribution=distribution, value=value)
+            info = self._sampled_for_replay(distribution)._replace(value=value)
+            action = info.action
         return AlgStep(action, ActorCriticState(actor_state, value_state), info)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
@@ -182,23 +190,18 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     @staticmethod
     def _sampled_for_replay(distribution: NestedTensor) -> Any:
-        """Sample an action and return its ``ActorCriticInfo``, with the log-probability where that is needed.
+        """Sample an action and return its ``ActorCriticInfo``.
 
-        The log-probability of a squashed action is exact only while the sample before squashing is known. For other
-        distributions it is faster to compute it later for many steps at once.
+        Its log-probability is computed later, as the current one is in updates. That of a squashed action differs from
+        the exact one, which is only known here, where the action is close to its bounds: the ratio of the two would
+        not be 1 for an unchanged policy.
         """
-        leaves, log_prob = nest.flatten(distribution, nest.is_distribution), ()
-        if any(isinstance(leaf, TransformedDistribution) for leaf in leaves):
-            action, log_prob = dist_utils.sample_action_distribution(distribution, return_log_prob=True)
-        else:
-            action = dist_utils.sample_action_distribution(distribution)
-        return ActorCriticInfo(action=action, log_prob=log_prob, action_distribution=distribution)
+        action = dist_utils.sample_action_distribution(distribution)
+        return ActorCriticInfo(action=action, action_distribution=distribution)
 
     @staticmethod
     def _rollout_log_prob(rollout_info: Any) -> torch.Tensor:
         """Return the log-probabilities of the actions when they were taken, in the batch shape of the distributions."""
-        if isinstance(rollout_info.log_prob, torch.Tensor):
-            return rollout_info.log_prob
         return dist_utils.compute_log_probability(rollout_info.action_distribution, rollout_info.action)
 
     def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:

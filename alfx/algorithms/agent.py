@@ -384,8 +384,7 @@ class Agent(RLAlgorithm):
 
     def train_sequence(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """Call ``train_sequence`` of each part, ``[T, B, ...]``."""
-        step = self._step('train_sequence', time_step, state, rollout_info)
-        return step._replace(state=())
+        return self._step('train_sequence', time_step, state, rollout_info)._replace(state=())
 
     def train_step_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
                            pre_train: bool = False) -> AlgStep:

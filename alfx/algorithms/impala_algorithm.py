@@ -84,9 +84,6 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
             problems.append(problem_at('TrainerConfig', field, f'= {getattr(config, field)} is not supported by '
                                        f'{self._name}: {reason}', hint))
 
-        if not self._is_stateless and not config.use_rollout_state:
-            refuse('use_rollout_state', 'its networks are recurrent, and action probabilities would be computed from '
-                   'the rollout state when acting but from a zero state in training', 'set it to True')
         if not config.whole_replay_buffer_training and (config.mini_batch_length or 1) < 2:
             refuse('mini_batch_length', 'the last step of a sampled sequence is only bootstrapped from',
                    'set it to 2 or more')

@@ -377,6 +377,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
         """Return the loss ``[N]`` of the actor, or ``()`` without an actor."""
+        if not self._is_actor_trained():
+            return (), state
         with norm_layers.running_statistics():
             loss, actor_state = self._actor_loss(rows.observation, details, policy.log_pi, state.actor)
         return loss, state._replace(actor=actor_state)
@@ -464,7 +466,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy_loss = sum(terms[1:], start=terms[0])
             if self._reproduce_locomotion:
                 policy_loss = pad_start(policy_loss[1:], 1)
-            elif self._is_recurrent and not self._train_actor_on_last_step:  # train_sequence handles other networks
+            elif not self._train_actor_on_last_step:
                 policy_loss = pad_end(policy_loss[:-1], 1)
             total = total + policy_loss
         priority = critic_values.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()

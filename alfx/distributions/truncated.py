@@ -132,8 +132,7 @@ class CauchyITS(InverseTransformSampling):
         is_close = width < (-b).clamp_min(1.0)
         low, high = torch.where(is_close, a, -1.0), torch.where(is_close, b, 1.0)
         close_mass = torch.atan2(width, 1.0 + low * high) / math.pi
-        mass = torch.where(is_close, close_mass, self.cdf(b) - self.cdf(a))
-        return self.log_prob(x) - mass.log()
+        return self.log_prob(x) - torch.where(is_close, close_mass, self.cdf(b) - self.cdf(a)).log()
 
 
 class T2ITS(InverseTransformSampling):
@@ -165,8 +164,7 @@ class T2ITS(InverseTransformSampling):
         crossed = torch.where(one_sided, high * root_low + low * root_high, 1.0)
         close_mass = torch.where(one_sided, width * (low + high) / (crossed * root_low * root_high),
                                  0.5 * (high / root_high - low / root_low))
-        mass = torch.where(is_close, close_mass, self.cdf(b) - self.cdf(a))
-        return self.log_prob(x) - mass.log()
+        return self.log_prob(x) - torch.where(is_close, close_mass, self.cdf(b) - self.cdf(a)).log()
 
 
 class TruncatedDistribution(td.Distribution):

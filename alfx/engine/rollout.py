@@ -164,8 +164,9 @@ def _experience(position: RolloutState, alg_step: AlgStep, state: NestedTensor, 
 
 def _with_action(info: Any, action: NestedTensor) -> Any:
     """Return a rollout info with another action; in the info of an agent, that of its policy algorithm."""
-    if hasattr(info, 'rl'):
-        return info._replace(rl=_with_action(info.rl, action))
+    for part in ('rl', 'ac'):
+        if hasattr(info, part):
+            return info._replace(**{part: _with_action(getattr(info, part), action)})
     return info._replace(action=action) if hasattr(info, 'action') else info
 
 

@@ -166,8 +166,7 @@ def flatten_sample(space: spaces.Space, sample: Any) -> list[Any]:
 
 def unflatten_sample(space: spaces.Space, leaves: Sequence[Any]) -> Any:
     """Return the sample with these leaves, the inverse of :func:`flatten_sample`; dicts keep the order of the space."""
-    remaining = iter(leaves)
-    return _take(space, remaining.__next__)
+    return _take(space, iter(leaves).__next__)
 
 
 def _take(space: spaces.Space, take: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ from alfx import nest
 from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net, out_of_place
 from alfx.layers.steps import add_child
 from alfx.nest.utils import NestCombiner
-from alfx.networks.network import Network, example_batch, is_stacked
+from alfx.networks.network import NaiveParallelNetwork, Network, example_batch, is_stacked
 from alfx.tensor_specs import (Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec,
                                torch_dtype_to_str)
 
@@ -123,7 +123,8 @@ class PreprocessorNetwork(Network):
         combiner: Any = single._combiner
         is_trained = isinstance(combiner, nn.Module) and any(True for _ in combiner.parameters())
         if single._preprocessors is not None:
-            self._set_preprocessors(nest.map_structure(lambda p: make_parallel_net(p, n), single._preprocessors))
+            self._set_preprocessors(nest.map_structure(lambda p: (NaiveParallelNetwork if getattr(  # shares p
+                p, '_singleton', False) else make_parallel_net)(p, n), single._preprocessors))
         if single._preprocessors is not None or is_trained:
             self._combiner = None if combiner is None else make_parallel_net(combiner, n)
             self._preprocess = self._apply_stacked

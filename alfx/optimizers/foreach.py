@@ -180,5 +180,4 @@ def _flattened(tensors: list[Tensor]) -> Tensor:
 
 def _views(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Return the parts of ``vector`` in the shapes of ``like``."""
-    parts = vector.split([t.numel() for t in like])
-    return [part.view(t.shape) for part, t in zip(parts, like)]
+    return [part.view(t.shape) for part, t in zip(vector.split([t.numel() for t in like]), like)]

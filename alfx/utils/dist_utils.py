@@ -357,8 +357,7 @@ def get_mode(dist: td.Distribution) -> Tensor:
             mode = transform(mode)
         return mode
     if isinstance(dist, td.MixtureSameFamily):
-        components = get_mode(dist.component_distribution)
-        return _pick_component(dist, components)
+        return _pick_component(dist, get_mode(dist.component_distribution))
     if isinstance(dist, td.Independent) and not isinstance(dist, (DiagMultivariateCategorical, DiagMultivariateNormal)):
         return get_mode(dist.base_dist)
     if isinstance(dist, td.Bernoulli):

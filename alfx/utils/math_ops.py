@@ -196,8 +196,7 @@ def argmin(x: Tensor) -> Tensor:
     ``torch.argmin`` may return any of several equal elements.
     """
     columns = torch.arange(x.shape[-1], device=x.device)
-    is_smallest = x == x.amin(-1, keepdim=True)
-    return torch.where(is_smallest, columns, x.shape[-1]).amin(-1)
+    return torch.where(x == x.amin(-1, keepdim=True), columns, x.shape[-1]).amin(-1)
 
 
 def shuffle(values: NestedTensor) -> NestedTensor:

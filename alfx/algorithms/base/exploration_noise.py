@@ -79,8 +79,7 @@ def choose(probability: float, first: NestedTensor, second: NestedTensor) -> Nes
     Both are nests of ``[B, ...]``, whose actions are all chosen together.
     """
     leaf = nest.flatten(first)[0]
-    chosen = torch.rand(leaf.shape[0], device=leaf.device) < probability
-    return select(chosen, first, second)
+    return select(torch.rand(leaf.shape[0], device=leaf.device) < probability, first, second)
 
 
 class HeldNoise(NamedTuple):

@@ -1,16 +1,27 @@
 """The training iteration: inputs of parts that train themselves, state restored on resume, parameter ownership."""
+from functools import partial
+
 import pytest
 import torch
+import torch.distributions as td
 from helpers.agents import make_agent
 from torch import nn
 
 from alfx import nest
+from alfx.algorithms.agent import AgentInfo
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
+from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.algorithms.trac_algorithm import TracInfo
 from alfx.data_structures import AlgStep, Experience, LossInfo
+from alfx.engine import rollout
 from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.optimizers import SGD
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
 from alfx.utils.checkpoint_utils import Checkpointer
 
 
@@ -237,3 +248,31 @@ def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
     file.write_text('')
     assert _prefix_and_path(str(file)) == ('', str(file))
     assert _prefix_and_path('/runs/ckpt-1') == ('', '/runs/ckpt-1')
+
+
+@pytest.mark.parametrize('info', [TracInfo(ac=PPOInfo(action=1)), AgentInfo(rl=TracInfo(ac=PPOInfo(action=1)))])
+def test_the_executed_action_reaches_the_innermost_rollout_info(info):
+    changed = rollout._with_action(info, 2)
+    assert (changed.rl if isinstance(info, AgentInfo) else changed).ac.action == 2
+    assert rollout._with_action((), 2) == ()
+
+
+def test_recurrent_ppo_needs_the_states_of_the_rollout():
+    with pytest.raises(ConfError, match='use_rollout_state = False is not supported by PPOAlgorithm: its networks are'):
+        make_agent('ppo', 'recurrent', use_rollout_state=False)
+
+
+def test_batch_norm_of_torch_is_rejected_by_ppo():
+    spec, action = TensorSpec((3, )), BoundedTensorSpec((2, ))
+    with pytest.raises(ValueError, match='BatchNorm and Dropout act differently'):
+        PPOAlgorithm(spec, action, loss_class=PPOLoss, actor_network_ctor=partial(
+            ActorDistributionNetwork, fc_layer_params=(8, ), use_fc_bn=True))
+
+
+def test_the_ratio_of_an_unchanged_squashed_policy_is_1():
+    def policy():
+        normal = dist_utils.DiagMultivariateNormal(torch.full((500, 2), 7.5), torch.ones(500, 2))
+        return td.TransformedDistribution(normal, [dist_utils.StableTanh()])
+
+    info = nest.map_structure(torch.clone, PPOAlgorithm._sampled_for_replay(policy()))  # as replay stores it
+    assert torch.equal(PPOAlgorithm._rollout_log_prob(info), dist_utils.compute_log_probability(policy(), info.action))

@@ -183,6 +183,23 @@ def test_train_sequence_trains_as_train_step(environment, length, train_actor_on
         torch.testing.assert_close(a, b)
 
 
+def test_step_by_step_the_actor_is_trained_in_due_updates_only():
+    agent, _ = make_agent(train_actor_on_last_step=False, policy_update_period=2)
+    algorithm = agent.policy
+    steps, action = random_steps(algorithm, 2, 5)
+    trained = []
+    for _ in range(4):
+        step = Algorithm.train_sequence(algorithm, steps, zeros_of(algorithm.train_state_spec, 2, 5),
+                                        SacInfo(action=action))
+        loss_info = algorithm.calc_loss(step.info)
+        trained.append(isinstance(step.info.actor.loss, torch.Tensor))
+        actor, = torch.autograd.grad(loss_info.loss.sum(), list(algorithm._actor_network.parameters())[:1],
+                                     allow_unused=True)
+        assert (actor is not None) == trained[-1]
+        algorithm.after_update(steps, step.info)
+    assert trained in ([True, False] * 2, [False, True] * 2)
+
+
 def test_the_critics_are_not_called_for_unused_values():
     agent, _ = make_agent(train_actor_on_last_step=False)
     algorithm = agent.policy

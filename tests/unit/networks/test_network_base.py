@@ -71,6 +71,16 @@ def test_argument_networks_are_copied_unless_they_are_singletons():
         assert not {id(p) for p in own.parameters()} & copied_ids
 
 
+@pytest.mark.parametrize('make', [lambda: EmbeddingPreprocessor(VECTOR, 4),
+                                  lambda: EncodingNetwork(VECTOR, fc_layer_params=(4, ))])
+def test_networks_of_a_stack_share_a_singleton(make):
+    shared = make().singleton()
+    network = EncodingNetwork(VECTOR, input_preprocessors=shared, fc_layer_params=(3, ))
+    stack = network.make_parallel(2)
+    assert {id(p) for p in shared.parameters()} <= {id(p) for p in stack.parameters()}
+    assert stack(torch.randn(5, *VECTOR.shape))[0].shape == (5, 2, 3)
+
+
 def test_modules_among_the_arguments_are_copied_with_new_parameters():
     network = NetworkWrapper(nn.Sequential(nn.Linear(3, 4), nn.PReLU()), VECTOR)
     with pytest.raises(ValueError, match=r"\['weight'\] of PReLU|has no reset_parameters"):
