@@ -128,8 +128,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
             info = self._info(inputs, action, distribution, value)
         else:
             info = self._sampled_for_replay(distribution)._replace(value=value)
-            action = info.action
-        return AlgStep(action, ActorCriticState(actor_state, value_state), info)
+        return AlgStep(info.action, ActorCriticState(actor_state, value_state), info)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action only; :meth:`train_step` computes the rest for all steps at once."""

@@ -456,8 +456,8 @@ class Agent(RLAlgorithm):
         assert self._entropy_target_algorithm is not None
         distribution = getattr(rl_step.info, 'action_distribution', ())
         if isinstance(distribution, tuple) and distribution == ():
-            raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} always yields an '
-                             f"'action_distribution' (policy_update_period = 1); {self._rl_algorithm.name} does not")
+            raise ValueError(f"enforce_entropy_target needs an 'action_distribution' in each {method}, which "
+                             f'{type(self._rl_algorithm).__name__} does not yield (with this policy_update_period)')
         inputs = distribution, time_step.step_type
         info['entropy_target'] = self._policy_step(self._entropy_target_algorithm, method, inputs)
 

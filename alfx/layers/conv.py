@@ -19,8 +19,9 @@ Size2d = int | tuple[int, int]
 def _in_fast_format(images: torch.Tensor) -> torch.Tensor:
     if images.device.type != 'cpu' or images.shape[-2] * images.shape[-1] < _LEAST_PIXELS:
         return images
-    if torch.is_autocast_enabled('cpu') and images.dtype == torch.float32:  # autocast converts them in any case, and
-        images = images.to(torch.get_autocast_dtype('cpu'))                 # half as many bytes are rearranged faster
+    if torch.is_autocast_enabled('cpu') and images.dtype == torch.float32:
+        # Autocast converts them in any case, and half as many bytes are rearranged faster.
+        images = images.to(torch.get_autocast_dtype('cpu'))
     return images.contiguous(memory_format=torch.channels_last)  # later layers keep it
 
 

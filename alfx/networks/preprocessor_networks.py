@@ -123,8 +123,9 @@ class PreprocessorNetwork(Network):
         combiner: Any = single._combiner
         is_trained = isinstance(combiner, nn.Module) and any(True for _ in combiner.parameters())
         if single._preprocessors is not None:
-            self._set_preprocessors(nest.map_structure(lambda p: (NaiveParallelNetwork if getattr(  # shares p
-                p, '_singleton', False) else make_parallel_net)(p, n), single._preprocessors))
+            self._set_preprocessors(nest.map_structure(  # NaiveParallelNetwork contains a singleton itself, no copies
+                lambda p: NaiveParallelNetwork(p, n) if getattr(p, '_singleton', False) else make_parallel_net(p, n),
+                single._preprocessors))
         if single._preprocessors is not None or is_trained:
             self._combiner = None if combiner is None else make_parallel_net(combiner, n)
             self._preprocess = self._apply_stacked

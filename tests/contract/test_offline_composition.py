@@ -170,7 +170,7 @@ def test_it_learns_is_saved_and_acts(name, form, part, dataset):
     path = dataset(form_name(form, ALGORITHMS[name][0]))
     for unroll_length in (0, 4):
         if part == 'entropy target' and name not in POLICIES:
-            with pytest.raises(ValueError, match='enforce_entropy_target needs a policy algorithm'):
+            with pytest.raises(ValueError, match="enforce_entropy_target needs an 'action_distribution'"):
                 agent_of(name, form, part, path, unroll_length).train_iter()
             return
         agent = agent_of(name, form, part, path, unroll_length)
