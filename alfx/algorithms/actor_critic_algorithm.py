@@ -191,9 +191,9 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     def _sampled_for_replay(distribution: NestedTensor) -> Any:
         """Sample an action and return its ``ActorCriticInfo``.
 
-        Its log-probability is computed later, as the current one is in updates. That of a squashed action differs from
-        the exact one, which is only known here, where the action is close to its bounds: the ratio of the two would
-        not be 1 for an unchanged policy.
+        The log-probability is computed later, from the action, as in updates. Where a squashed action is close to its
+        bounds, this result differs from the exact log-probability, which is only known here, and the ratio of the two
+        would not be 1 for an unchanged policy.
         """
         action = dist_utils.sample_action_distribution(distribution)
         return ActorCriticInfo(action=action, action_distribution=distribution)

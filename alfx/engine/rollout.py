@@ -163,7 +163,7 @@ def _experience(position: RolloutState, alg_step: AlgStep, state: NestedTensor, 
 
 
 def _with_action(info: Any, action: NestedTensor) -> Any:
-    """Return a rollout info with another action; in the info of an agent, that of its policy algorithm."""
+    """Return a rollout info with another action; in the info of an agent, change the info of the policy algorithm."""
     for part in ('rl', 'ac'):
         if hasattr(info, part):
             return info._replace(**{part: _with_action(getattr(info, part), action)})

@@ -242,7 +242,7 @@ def load_with_random_max_episode_steps(env_name: str, env_load_fn: EnvLoadFn = s
         max_steps: maximum number of steps.
         batch_size: ``B``.
         vector_env: creates a gymnasium vector environment from constructors.
-        seed: seed of the time limits; ``None``: determined by that of the run.
+        seed: seed of the time limits; ``None``: determined by the seed of the run.
     """
     if not 1 <= min_steps <= max_steps:
         raise EnvironmentLoadError('load_with_random_max_episode_steps: expected 1 <= min_steps <= max_steps, found '

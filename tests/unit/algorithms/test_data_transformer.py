@@ -9,22 +9,12 @@ from helpers.agents import make_agent
 
 from alfx import context, nest
 from alfx.algorithms import data_transformer as dt
-from alfx.algorithms.data_transformer import (
-    FrameStacker,
-    FunctionalRewardTransformer,
-    HindsightExperienceTransformer,
-    IdentityDataTransformer,
-    ImageScaleTransformer,
-    ObservationNormalizer,
-    RandomShift,
-    RewardClipping,
-    RewardNormalizer,
-    RewardScaling,
-    RewardShifting,
-    SequentialDataTransformer,
-    UntransformedTimeStep,
-    create_data_transformer,
-)
+from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer,
+                                              HindsightExperienceTransformer, IdentityDataTransformer,
+                                              ImageScaleTransformer, ObservationNormalizer, RandomShift,
+                                              RewardClipping, RewardNormalizer, RewardScaling, RewardShifting,
+                                              SequentialDataTransformer, UntransformedTimeStep,
+                                              create_data_transformer)
 from alfx.data_structures import Experience, StepType, TimeStep, add_batch_info
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
