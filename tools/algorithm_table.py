@@ -114,7 +114,7 @@ PROBES = {
     'MuzeroAlgorithm': Probe('muzero_cart_pole', confs={'continuous': 'muzero_pendulum'}),
     'OacAlgorithm': Probe('oac'),
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
-    'PPOAlgorithm': Probe('ppo'),
+    'PPOAlgorithm': Probe('ppo', memory=(_STATE, )),
     'PpodAlgorithm': Probe('ppod_corridor', trains=False),
     'PqnAlgorithm': Probe('pqn', ('PqnAlgorithm.q_network_cls = @QNetwork', 'TrainerConfig.mini_batch_length = 1')),
     'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),

@@ -48,7 +48,7 @@ SAC and TD3 with continuous actions (`sac_continuous.gin`, `td3.gin`), SAC with 
 tasks they give up to four times the return, and are as good as the weights of torch or better. DQN, A2C and PPO with
 discrete actions keep the default, because no scheme is better on these small tasks.
 On images, DQN, Rainbow and Munchausen DQN use the weights and biases of torch, also in the last layers
-(`torch_weights.gin`): DQN on MinAtar Asterix reaches 11 after 500,000 steps instead of 1.6.
+(`torch_weights.gin`): double DQN on MinAtar Asterix reaches 11 after 500,000 steps instead of 1.6.
 CrossQ uses the weights of its paper's code.
 
 The weights of `'torch'` are 2.4 times smaller than the default ones in all layers. Orthogonal weights have the scale of

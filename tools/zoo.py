@@ -49,8 +49,9 @@ In Python, `alfx.load('zoo:ppo_cart_pole')` returns its policy. An agent contain
 cannot be trained further; its conf trains a new one.
 
 *return* is the mean and the standard deviation over {episodes} evaluation episodes. Each agent is the best of the seeds
-that were trained for it, one to five; [the results](results.md) have the mean over seeds. LunarLander needs the extra
-`box2d`, HalfCheetah `mujoco`, and MiniGrid `minigrid`.
+that were trained for it, one to five, with the conf of the version in the last column; [the results](results.md) have
+the mean over seeds of the latest conf, which may be higher. LunarLander needs the extra `box2d`, HalfCheetah `mujoco`,
+and MiniGrid `minigrid`.
 `python tools/zoo.py` creates the agents and this page.
 
 """
