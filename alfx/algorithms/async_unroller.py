@@ -181,19 +181,13 @@ class AsyncUnroller(UnrollSource):
                              f'another one ({algorithm.name})')
         self._listen_at_intervals()
         look_up_buffers(self._tensors, self._buffers)
-        self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
-                             self._tensors))
+        self._channel.publish_weights(self._tensors, context.get_global_counter(), context.get_all_progresses(),
+                                      self._listen)
 
     def wants_summaries(self, step: int) -> None:
         """Let the next step taken record summaries, and write them at ``step``."""
         self._records = True
         self._channel.ask_for_summaries(step)
-
-    def _send(self, job: UnrollJob) -> None:
-        if job.type == 'stop':
-            self._channel.stop()
-        else:
-            self._channel.publish_weights(job.state_dict, job.global_counter or 0, job.step_metrics, self._listen)
 
     # The process -----------------------------------------------------------------------------------------------
 
@@ -235,5 +229,5 @@ class AsyncUnroller(UnrollSource):
         self._listened_at = -math.inf
         if process is not None:
             atexit.unregister(self.close)
-            self._send(UnrollJob('stop'))
+            self._channel.stop()
             process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._handle_messages(process))

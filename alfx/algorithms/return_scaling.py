@@ -33,6 +33,7 @@ class DiscountedReturnScaling(DataTransformer):
     """
 
     changes_rewards = True
+    update_mode = 'rollout'
     _largest: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec = (), gamma: Fraction = 0.99,
@@ -40,7 +41,6 @@ class DiscountedReturnScaling(DataTransformer):
         spec = TensorSpec(run_reward_spec().shape)
         super().__init__(observation_spec, spec)
         self._gamma, self._max_return = gamma, max_return
-        self._is_update_mode = context.is_rollout
         self._stats = AdaptiveStats(spec, 1.0)
         self.register_buffer('_largest', torch.zeros(spec.shape))
 
@@ -49,7 +49,7 @@ class DiscountedReturnScaling(DataTransformer):
         is_first = timestep.is_first()
         reward = timestep.reward.detach()
         returns = torch.where(is_first.view(-1, *[1] * (reward.ndim - 1)), 0.0, reward + self._gamma * state)
-        if self._is_update_mode():
+        if context.is_rollout():
             self._stats.update(returns[~is_first])
             largest = context.cat_over_ranks(returns.abs().amax(0, keepdim=True)).amax(0)
             torch.maximum(self._largest, largest, out=self._largest)

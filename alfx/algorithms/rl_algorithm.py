@@ -293,15 +293,18 @@ class RLAlgorithm(Algorithm):
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "needs stored data "
                                         "(DatasetRewardScaling, or ObservationNormalizer.update_mode = 'offline'), but "
                                         'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
-        if not self.on_policy:
-            return
+        collects = self._config is None or self._config.collects or self._config.async_unroll
+        pretrains = self._config is None or self.has_offline and self._config.rl_train_after_update_steps
+        missing = {'replay': self.on_policy and f'on samples of a replay buffer, but {type(self).__name__} trains '
+                   'on-policy', 'rollout': not collects and 'on collected experience, but the run only trains on '
+                   'datasets', 'pretrain': not pretrains and 'on datasets before experience is collected, but '
+                   'TrainerConfig.offline_buffer_dir or rl_train_after_update_steps is not set'}
         for part in self.data_transformer.modules():
-            if getattr(part, 'update_mode', '') == 'replay':
-                remedy = f"set {type(part).__name__}.update_mode = 'rollout'" if 'update_mode' in vars(part) else (
-                    'leave it out')
+            if reason := missing.get(getattr(part, 'update_mode', '')):
+                remedy = (f"set {type(part).__name__}.update_mode = '{'rollout' if self.on_policy else 'replay'}'"
+                          if 'update_mode' in vars(part) else 'leave it out')
                 raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {type(part).__name__}, '
-                                            'which has an effect only on samples of a replay buffer, but '
-                                            f'{type(self).__name__} trains on-policy', remedy)])
+                                            f'which has an effect only {reason}', remedy)])
 
     def _check_unroll_states(self) -> None:
         algorithms = (x for x in self.modules() if isinstance(x, Algorithm))

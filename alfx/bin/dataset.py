@@ -65,11 +65,12 @@ def main(argv: list[str]) -> int:
 
 def _show(names: list[str]) -> None:
     """Print the statistics of each dataset."""
-    from alfx.offline import dataset_sources, dataset_statistics
+    from alfx.offline import dataset_checks, dataset_sources, dataset_statistics
     shown: dict[str, Any] = {}
     reference = policy_flags.reference_returns()
     for name in names:
         dataset = dataset_sources.read(name)
+        dataset_checks.check_consistent(dataset)
         if reference is not None:
             dataset = dataset._replace(about={**dataset.about, 'reference_returns': reference})
         if FLAGS.json:
@@ -150,7 +151,6 @@ def _filtered(dataset: Any) -> Any:
         raise alfx.gin_utils.ConfError('filter: no criterion is given',
                                        'add --top, --min_return, --max_return or --num_steps')
     returns = episodes.returns()
-    returns = returns if returns.ndim == 1 else returns.sum(1)
     low, high = (x if x is not None else sign * np.inf for x, sign in ((FLAGS.min_return, -1), (FLAGS.max_return, 1)))
     kept = np.flatnonzero((returns >= low) & (returns <= high))
     if FLAGS.top is not None:

@@ -77,7 +77,7 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
 def forwarded_signals(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
     """Forward signals to the ranks, except interrupts from a terminal, which reach them anyway. Yield the signals."""
     received: list[int] = []
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    terminal = any(map(os.isatty, range(3)))
 
     def forward(number: int, frame: Any) -> None:
         received.append(number)

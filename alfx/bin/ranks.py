@@ -7,7 +7,6 @@ written to a separate file; if rank 0 is lost, the first surviving rank prints t
 import copy
 import inspect
 import io
-import logging
 import os
 import sys
 import traceback
@@ -142,8 +141,9 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         root_dir = output.root_dir = ranks.broadcast_from_rank0(root_dir)
         try:
             code = train(conf, root_dir, ranks.rank)
-        except alfx.gin_utils.ConfError:  # raised on all ranks; stop the communication threads before Python exits
-            data_parallel.leave()
+        except alfx.gin_utils.ConfError as error:  # usually raised on all ranks
+            ranks.report(error)
+            data_parallel.leave()  # stops the communication threads before Python exits
             raise
         data_parallel.leave()
         return code
@@ -175,7 +175,7 @@ def device_of_rank(name: str, number: int) -> Any:
     if find_device(name).type == 'cpu':
         return torch.device('cpu')
     available = torch.cuda.device_count()
-    if number >= available:
+    if max(number + 1, int(os.environ.get('LOCAL_WORLD_SIZE', 1))) > available:  # the same error on all ranks
         raise alfx.gin_utils.ConfError(f'--device={name}: no GPU is left for process {number} of this machine, torch '
                                        f'finds {available} GPU(s)',
                                        f'start {available} process(es), or use --device=cpu')
@@ -218,8 +218,3 @@ class _Output:
         from alfx.utils.processes import LostProcessError
         ranks = context.get_ranks()
         return isinstance(error, LostProcessError) and ranks is not None and ranks.survivors()[0] == self._rank
-
-
-def set_up_logging() -> None:
-    """Log only errors. Ranks other than 0 call this after ``policy_flags.set_up_logging``."""
-    logging.getLogger('alfx').setLevel(logging.ERROR)

@@ -44,9 +44,9 @@ def main() -> int:
     print('\n'.join(searching.summary()))
     if not is_done:
         print(f"to resume: {command.command_of('search', '--root_dir', folder.root_dir)}")
-    best = folder.results('best.gin')
+    best = folder.path('best.gin')
     if os.path.isfile(best):
-        print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}")
+        print(f"results: {', '.join(folder.path(name) for name in ('results.md', 'plot.png'))}")
         if conf.function is None:
             print(f"train the best conf: {command.command_of('train', '--conf', best)}")
     return 0 if is_done or searching.stop_signal is None else 128 + searching.stop_signal

@@ -60,7 +60,7 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
     from alfx.trainers import devices
     policy_flags.set_up_logging()
     if rank > 0:
-        ranks.set_up_logging()
+        logging.getLogger('alfx').setLevel(logging.ERROR)
         with run_lock.held(root_dir):
             return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)

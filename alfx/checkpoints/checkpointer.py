@@ -16,8 +16,8 @@ from typing import Any
 
 from alfx.checkpoints import environment_states
 from alfx.checkpoints.files import FORMAT, MARK, CheckpointError, Damaged, remove, save, temporary_file
-from alfx.checkpoints.module_states import (NOT_FITTING, check_keys, fill_in, has_replay_buffer, mismatch_error,
-                                            state_of, take_replay_out)
+from alfx.checkpoints.module_states import (NOT_FITTING, check_keys, check_plain, fill_in, has_replay_buffer,
+                                            mismatch_error, state_of, take_replay_out)
 from alfx.checkpoints.reading import read_sound, read_states
 from alfx.gin_utils import ConfError, stored_files
 
@@ -84,6 +84,7 @@ class Checkpointer:
         """Write ``states``; see :meth:`save`."""
         path = self.path(global_step)
         states, replay = take_replay_out(states)
+        check_plain(states)
         if subfolder:
             single = Checkpointer(os.path.join(self.ckpt_dir, subfolder))
             single._write(global_step, states, environment_state, False)
@@ -97,10 +98,10 @@ class Checkpointer:
             with contextlib.ExitStack() as stack:
                 replay_checksum = None
                 if replay:
-                    replay_file = stack.enter_context(temporary_file(f'{path}.replay'))
-                    replay_checksum = save(replay_file.file, {MARK: FORMAT, 'modules': replay})
-                file = stack.enter_context(temporary_file(path))
-                checksum = save(file.file, {MARK: FORMAT, 'global_step': global_step, 'modules': states,
+                    replay_file, commit_replay = stack.enter_context(temporary_file(f'{path}.replay'))
+                    replay_checksum = save(replay_file, {MARK: FORMAT, 'modules': replay})
+                file, commit = stack.enter_context(temporary_file(path))
+                checksum = save(file, {MARK: FORMAT, 'global_step': global_step, 'modules': states,
                                              'replay': replay_checksum})
                 environment_states.save_environment_state(path, checksum, environment_state)
                 if temporary:
@@ -108,10 +109,10 @@ class Checkpointer:
                 elif global_step in self._temporaries():
                     self._write_temporaries(self._temporaries() - {global_step})
                 if replay:
-                    replay_file.commit()
+                    commit_replay()
                 else:
                     remove(f'{path}.replay')
-                file.commit()
+                commit()
             for step in self.steps()[:-_REPLAYS_KEPT]:
                 remove(f'{self.path(step)}.replay')
         except OSError as error:

@@ -8,8 +8,8 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -128,14 +128,9 @@ def _with_one_dtype_per_storage(content: Any) -> Any:
     return nest.map_structure(separate, content)
 
 
-class _TemporaryFile(NamedTuple):
-    file: Any
-    commit: Any
-
-
 @contextlib.contextmanager
-def temporary_file(path: str) -> Iterator[_TemporaryFile]:
-    """Open a temporary file that ``commit()`` flushes to disk and renames to ``path``.
+def temporary_file(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """Yield an open temporary file and a function ``commit()`` that flushes it to disk and renames it to ``path``.
 
     It is removed without a commit or after an error.
     """
@@ -150,7 +145,7 @@ def temporary_file(path: str) -> Iterator[_TemporaryFile]:
 
     try:
         with open(temporary, 'wb') as file:
-            yield _TemporaryFile(file, commit)
+            yield file, commit
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)

@@ -1,13 +1,31 @@
 """States of modules in checkpoints: excluded parts, replay buffers, and comparison with the modules to load."""
+import collections
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from alfx.checkpoints.files import CheckpointError
 
 _EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # keys of the part of a state that goes into the replay file
 NOT_FITTING = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError)
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+
+
+def check_plain(value: Any, path: str = '') -> None:
+    """Raise a TypeError that names the first part of a state that could be saved in a checkpoint, but not loaded."""
+    if type(value) in (dict, collections.OrderedDict, collections.Counter):
+        for key, item in value.items():
+            check_plain(key, path)
+            check_plain(item, f'{path}[{key!r}]')
+    elif type(value) in (list, tuple, torch.Size):  # checkpoints with subclasses, such as named tuples, cannot be read
+        for number, item in enumerate(value):
+            check_plain(item, f'{path}[{number}]')
+    elif not isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
+        raise TypeError('expected numbers, strings, tensors, None, and lists and dicts of these, found '
+                        f'{type(value).__module__}.{type(value).__name__}{path and f" in the state {path}"}')
 
 
 def mismatch_error(path: str, name: str, reason: object) -> CheckpointError:

@@ -140,6 +140,7 @@ class Batches:
             assert buffer is not None, 'the replay buffer has been built'
             collected = BatchSource(buffer, settings.mini_batch_size or buffer.num_environments)
             sources = [source for source in self._algorithm.batch_sources(collected) if source.batch_size]
+            sources.sort(key=lambda source: source.is_offline)  # the order of the columns of a batch
         elif stage is Stage.OFFLINE and buffer is not None and not minibatches.can_sample(
                 buffer, length, settings.initial_collect_steps):
             return []

@@ -181,6 +181,8 @@ class Collector:
         buffer = self._algorithm.replay_buffer
         if buffer is None:
             return
+        if self._settings.trains_on_whole_unrolls:
+            buffer.clear()  # it contains only the context of frame stacks, of the old episodes
         env_ids = (buffer.current_size > 0).nonzero().flatten()
         step_type = buffer.get_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1)
         buffer.drop_newest(env_ids[step_type == StepType.FIRST])

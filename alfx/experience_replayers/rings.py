@@ -80,6 +80,7 @@ class RingIndex(SharedArrays):
         self.leave_lockstep()
         self._env_pos[env_ids] += steps
         self._env_size[env_ids] = np.minimum(self._env_size[env_ids] + steps, self.max_length)
+        self.set(self._env_pos, self._env_size)  # even rings are in lockstep, as after loading a checkpoint
 
     def clear(self, env_ids: np.ndarray | None = None) -> None:
         """Drop all steps of ``env_ids``; None for all environments, which then get the same position."""

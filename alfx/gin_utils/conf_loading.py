@@ -55,7 +55,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     clear()
     if conf is None and root_dir is None:
         raise ConfError('no conf file was given', 'pass its path, or the name of a conf that comes with alfx')
-    path = run_folder.stored_conf(root_dir) if conf is None else _existing(conf)
+    path = run_folder.stored_conf(root_dir) if conf is None else find_conf(conf)
     import_configurables()
     trust.set_trusted(trusted)
     reader = Reader()
@@ -221,14 +221,6 @@ def _with_odd_characters(problem: Problem, reader: Reader) -> Problem:
     return problem._replace(hint=odd if is_guess else f'{problem.hint}\n  {odd}')
 
 
-def _existing(conf: str) -> str:
-    path, problem = find_conf(conf)
-    if problem is not None:
-        raise ConfError([problem])
-    assert path is not None
-    return path
-
-
 def _do_imports(statements: Sequence[Statement],
                 kept: Optional[str]) -> tuple[list[str], tuple[user_modules.OwnFile, ...], list[Problem]]:
     """Carry out the imports of the conf.
@@ -243,8 +235,10 @@ def _do_imports(statements: Sequence[Statement],
     texts: list[str] = []
     problems: list[Problem] = []
     own: list[tuple[str, str]] = []
+    macros = {statement.text: statement.value for statement in statements if statement.kind == 'macro'}
     for statement in statements:
-        env_id = re.fullmatch(r'([\w.]+):[^:]+', str(statement.value) if statement.name == 'env_name' else '')
+        env_id = re.fullmatch(r'([\w.]+):[^:]+', str(substitute(statement.value, macros))
+                              if statement.name == 'env_name' else '')
         if statement.kind != 'import' and (env_id is None or not trust.is_trusted()):
             continue
         module = statement.selector if env_id is None else env_id[1]

@@ -1,4 +1,5 @@
 """Human-readable descriptions of the parameters of a configurable and of the bindings of a conf."""
+import contextlib
 import inspect
 import os
 import re
@@ -96,12 +97,10 @@ def _owners(target: Any) -> Iterator[Any]:
 
 
 def _parameters(found: Any, target: Any) -> dict[str, inspect.Parameter]:
-    if target is found.wrapped:
-        return static_check.parameters_of(found)[0]
-    try:
-        return dict(inspect.signature(target).parameters)
-    except ValueError:  # written in C
-        return static_check.parameters_of(found)[0]
+    if target is not found.wrapped:
+        with contextlib.suppress(ValueError):  # written in C
+            return dict(inspect.signature(target).parameters)
+    return static_check.parameters_of(found)[0]
 
 
 def flat_lines(conf: Conf) -> Iterator[str]:

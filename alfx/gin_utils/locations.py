@@ -213,8 +213,7 @@ def _places_of(owner: str) -> list[Binding]:
 def _is_bound(binding: Binding) -> bool:
     """Return whether gin still has the binding; other code may have cleared gin directly."""
     try:
-        gin.query_parameter(f'{binding.scope}/{binding.selector}.{binding.name}' if binding.scope
-                            else f'{binding.selector}.{binding.name}')
+        gin.query_parameter(f'{binding.scope}/{binding.selector}.{binding.name}'.lstrip('/'))
     except ValueError:
         return False
     return True

@@ -68,7 +68,8 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
 def is_generated(file: str) -> bool:
     """Return whether a conf was written by a run or a search: it also has bindings that were replaced by others."""
     folder, name = os.path.split(file)
-    return name == 'best.gin' or os.path.basename(folder) == 'conf' and name in ('config.gin', 'operative.gin')
+    beside = {'best.gin': 'results.csv', 'config.gin': 'versions.json', 'operative.gin': 'versions.json'}.get(name)
+    return beside is not None and os.path.isfile(os.path.join(folder, beside))
 
 
 def confs_without_effect(unused: Sequence[locations.Binding]) -> list[str]:
@@ -165,7 +166,7 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
         return _hint_for_macro(binding)
     name = binding.selector.rsplit('.', 1)[-1]
     scopes = {scope for scope, selector, _ in keys if selector == binding.selector}
-    own = binding.scope or ''
+    own = binding.scope
     if scopes and not any(f'{scope}/'.startswith(f'{own}/') or not own for scope in scopes):
         nearest = hint_nearest(f'{own}/{name}', sorted(f'{scope}/{name}' if scope else name for scope in scopes), 0.0)
         return f'{name} is not constructed in the scope {own!r}: {nearest}'

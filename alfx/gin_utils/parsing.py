@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 from gin import config_parser
 
-from alfx.gin_utils.conf_error import Problem, nearest_name
+from alfx.gin_utils.conf_error import ConfError, Problem, nearest_name
 from .locations import Binding
 from .user_modules import OwnFile
 from .syntax_problems import odd_characters, syntax_problem
@@ -134,6 +134,12 @@ class _Parser(config_parser.ConfigParser):
             self._advance_one_token()
         self._skip_whitespace_and_comments()
         return True, self._delegate.configurable_reference(name, evaluate, arguments)
+
+    def _parse_dict_item(self):
+        key, value = super()._parse_dict_item()
+        if isinstance(key, (list, dict)):
+            self._raise_syntax_error('a key of a dict must not be a list or a dict')
+        return key, value
 
     def _is_path(self) -> bool:
         rest = self._current_token.line[self._current_token.start[1]:]
@@ -338,24 +344,27 @@ class Reader:
             self.read_file(found, including)
 
 
-def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
-    """Return the path of a conf, or the problem if it does not exist.
+def find_conf(name: str) -> str:
+    """Return the path of a conf.
 
     Args:
         name: path, or name of a conf that comes with alfx, with or without ``.gin``.
+
+    Raises:
+        ConfError: it does not exist.
     """
     name = os.path.expanduser(name)
     for candidate in (name, f'{name}.gin', os.path.join(CONFS, name), os.path.join(CONFS, f'{name}.gin')):
         if os.path.isfile(candidate):
-            return os.path.abspath(candidate), None
+            return os.path.abspath(candidate)
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
         hint = (f'it contains {", ".join(confs[:5])}' if confs else
                 'pass a run folder as --root_dir, or its conf/config.gin')
-        return None, Problem('', f"'{name}' is a folder, not a conf file", hint)
+        raise ConfError([Problem('', f"'{name}' is a folder, not a conf file", hint)])
     folder = os.path.dirname(name) or '.'
-    return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
-                         'confs that come with alfx', _hint_file(name, folder))
+    raise ConfError([Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
+                             'confs that come with alfx', _hint_file(name, folder))])
 
 
 def folders_of_includes(including: str = '') -> list[str]:

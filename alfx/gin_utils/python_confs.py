@@ -255,10 +255,7 @@ class Record:
         return self.report(f"get_config_value: there is no value '{config_name}'", 'write the value')
 
     def import_config(self, conf_file: str) -> types.ModuleType:
-        """Execute another Python conf and return its names."""
-        return self._import_conf(conf_file)
-
-    def _import_conf(self, conf_file: str, again: bool = True) -> types.ModuleType:
+        """Execute another Python conf, unless it was executed before, and return its names."""
         folders = [os.path.dirname(self._files[-1]), os.getcwd(), *os.environ.get('ALF_CONFIG_PATH', '').split(':')]
         path = next((path for folder in folders if os.path.isfile(path := os.path.join(folder, conf_file))), None)
         if path is None or os.path.abspath(path) in self._files:
@@ -266,13 +263,13 @@ class Record:
                 'ALF_CONFIG_PATH'
             self.report(f"cannot import the conf '{conf_file}': {message}", 'copy it next to the conf')
             raise NotExpressible
-        return (None if again else self._executed.get(os.path.abspath(path))) or self.execute(path)
+        return self._executed.get(os.path.abspath(path)) or self.execute(path)
 
     def _example(self, name: str) -> Any:
         """Return a conf or module of ``alf.examples``, a file next to the conf. As in Python, it is executed once."""
         if not name.endswith('_conf') and user_modules.look_in(name, [os.path.dirname(self._files[-1]), os.getcwd()]):
             return self._import(name)
-        return self._import_conf(f'{name.replace(".", os.sep)}.py', again=False)
+        return self.import_config(f'{name.replace(".", os.sep)}.py')
 
     def pre_config(self, configs: dict[str, Any]) -> None:
         """Record values that take precedence over later definitions and bindings, as ``alf.pre_config`` does."""
@@ -354,6 +351,12 @@ class Record:
                     line = ast.copy_location(ast.Expr(ast.copy_location(single, call)), call)
                     if self._succeeds(ast.fix_missing_locations(ast.Module([line], [])), names):
                         break
+        elif hasattr(statement, 'body') or isinstance(call, ast.Call) and inspect.isfunction(
+                names.get(ast.unparse(call.func))):
+            here = Location(self._files[-1], statement.lineno)
+            if self.problems[-1].location != str(here):
+                self.report('the statements after the error in this block or function are not converted',
+                            'write their bindings in the gin file by hand', here)
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names[node.id] = self.unknown
@@ -381,6 +384,8 @@ class Record:
         imported = builtins.__import__(name, globals, locals, fromlist, level)
         if name not in self.modules:
             self.modules.append(name)
+        if fromlist and '*' in fromlist:
+            return types.SimpleNamespace(**{key: self.look_up(name, key) for key in vars(imported) if key[0] != '_'})
         return _Module(self, imported.__name__)
 
     # Names ---------------------------------------------------------------------------------------------------------
@@ -435,16 +440,18 @@ class Record:
         known = find(f'alfx.{name}', name, *([name.rpartition('.')[2]] if name != written else []))
         return known.selector if known else name
 
-    def by_name(self, named: Named, args: Sequence[Any]) -> dict[str, Any]:
+    def by_name(self, named: Named, args: Sequence[Any], location: Optional[Location] = None) -> dict[str, Any]:
         """Return positional arguments by name.
 
         Raises:
             NotExpressible: they have no names, which is reported.
         """
-        names = list(static_check.parameters_of(resolve(named.selector))[0]) if args else []
+        parameters = static_check.parameters_of(resolve(named.selector))[0] if args else {}
+        names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
             self.report(f'a gin file binds named parameters, and {named.name} has unnamed ones',
-                        'construct it in a function of a module next to the conf, and bind @my_module.my_function()')
+                        'construct it in a function of a module next to the conf, and bind @my_module.my_function()',
+                        location)
             raise NotExpressible
         return dict(zip(names, args))
 

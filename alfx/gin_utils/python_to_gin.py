@@ -144,7 +144,7 @@ class _Writer:
                 self._record.macro_of = {key: own for key, own in self._record.macro_of.items() if own != name}
                 self._write(name, bound, name)
             else:
-                self.lines.append((f'# {name} = {bound.value!r}', None))
+                self.lines.append((f'# {name} = {" ".join(repr(bound.value).split())}', None))
             if name in computed_from:
                 self.lines.append(("#   also used by the Python code: to change it, convert again with --conf_param "
                                    f"'{name}=...'", None))
@@ -181,13 +181,13 @@ class _Writer:
         if issubclass(type(value), Unknown):
             value.report(location)
             raise NotExpressible
-        if isinstance(value, (Reference, Macro)) or value is None or isinstance(value, bool):
-            return value
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, (Reference, Macro)) or value is None or isinstance(value, bool):
+            return value
         for base in (int, float, str, bytes):
             if isinstance(value, base) and not (isinstance(value, float) and not math.isfinite(value)):
-                return base(value)  # type: ignore[arg-type]
+                return str.__str__(value) if base is str else base(value)  # type: ignore[arg-type]
         if isinstance(value, torch.dtype):
             return str(value).removeprefix('torch.')
         if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
@@ -200,7 +200,7 @@ class _Writer:
             return os.fspath(value)
         if isinstance(value, functools.partial):
             named = self._named(value.func, location)
-            arguments = {**self._record.by_name(named, value.args), **value.keywords}
+            arguments = {**self._record.by_name(named, value.args, location), **value.keywords}
             return self._reference(value, named, arguments, name, location)
         return Reference((), _short(self._named(value, location).selector), False)
 

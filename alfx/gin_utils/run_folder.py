@@ -305,9 +305,9 @@ def _with_overrides(path: str, conf: Conf) -> str:
     """Return the text of an existing ``config.gin`` with the changes of ``--conf_param`` at the end."""
     text = stored_files.read_text(path)
     overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
-    names = {line.partition(' = ')[0] for line in overrides}
-    kept = [line for line in text.splitlines() if line.partition(' = ')[0] not in names]
-    return '\n'.join([*kept, *overrides]) + '\n'
+    for line in overrides:  # gin indents the further lines of a long value
+        text = re.sub(rf'(?m)^{re.escape(line.partition(" = ")[0])} = .*\n(?: .*\n)*', '', text)
+    return text + ''.join(f'{line}\n' for line in overrides)
 
 
 def _free_name(name: str, taken: set[str]) -> str:

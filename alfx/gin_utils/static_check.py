@@ -258,7 +258,7 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
     takes_class = name.endswith(('_ctor', '_cls', '_class'))
     if takes_class and _is_step_function(value):
         return 'a constructor', f'{value!r} is a function of tensors'
-    if not takes_class and made is not None and made.__module__.startswith('torch.nn.modules'):
+    if name.endswith(('activation', '_fn')) and made is not None and made.__module__.startswith('torch.nn.modules'):
         return 'a function', f'{value!r} is a class: write {value!r}() for an instance, which can be called'
     wanted = family(default) if inspect.isclass(default) else None
     if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
@@ -339,21 +339,20 @@ def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:
 def _check_reference(reference: Reference, location: str, unavailable: dict[str, str]) -> list[Problem]:
     problems: list[Problem] = []
     configurable = _find(reference.selector, location, '@', unavailable, problems)
-    if configurable is not None and reference.evaluate and registry.step_function_of(configurable.selector):
+    function = configurable and reference.evaluate and registry.step_function_of(configurable.selector)
+    if function and (not inspect.isfunction(function) or any(
+            p.default is p.empty for p in inspect.signature(function).parameters.values())):
         problems.append(Problem(location, f'{reference!r} calls the function, which needs arguments',
                                 f'write {dataclasses.replace(reference, evaluate=False)!r}'))
     return problems
 
 
 def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> list[Problem]:
-    name, needed, pending = statement.text, set(), [statement.value]
-    while pending:
-        for leaf in iterate_nested(pending.pop()):
-            if isinstance(leaf, Macro) and leaf.name not in needed:
-                needed.add(leaf.name)
-                if leaf.name in values:
-                    pending.append(values[leaf.name])
-    return [Problem(statement.location, f'macro %{name} refers to itself')] if name in needed else []
+    name = statement.text
+    if _is_constant(name):
+        return [Problem(statement.location, f"'{name}' is the name of a constant", 'choose another name')]
+    needed = iterate_nested(substitute(statement.value, values, frozenset({name})))
+    return [Problem(statement.location, f'macro %{name} refers to itself')] if Macro(name) in needed else []
 
 
 def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:
@@ -394,4 +393,4 @@ def _check_required(resolved: Sequence[Resolved]) -> list[Problem]:
     last = {(r.statement.scope, r.selector, r.statement.name): r for r in resolved}
     return [Problem(r.statement.location, f'{r.statement.text} is required and has no value',
                     f'set it: {r.statement.text} = ...')
-            for r in last.values() if r.value == Macro('gin.REQUIRED')]
+            for r in last.values() if r.value in (Macro('gin.REQUIRED'), Macro('REQUIRED'))]

@@ -28,8 +28,8 @@ def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **opti
     spec = nest.map_structure(TensorSpec.from_spec, experience_spec)
     step_spec = spec.time_step
     with gin.config_scope(SCOPE):
-        buffer = ReplayBuffer(spec, len(datasets), max(x.episodes.num_steps for x in datasets),
-                              **{'enable_checkpoint': False, **options})
+        options = {'enable_checkpoint': False, 'recent_data_ratio': 0.0, 'recent_data_steps': 1, **options}
+        buffer = ReplayBuffer(spec, len(datasets), max(x.episodes.num_steps for x in datasets), **options)
     for number, dataset in enumerate(datasets):
         for time_step, action in stored.steps(dataset.episodes, -1 - number, step_spec.observation,
                                               experience_spec.action, step_spec.reward):

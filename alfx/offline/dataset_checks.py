@@ -92,6 +92,7 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
     episodes, name = dataset.episodes, dataset.name
     problems = [*_differences('observation', episodes.observation, observation_spec),
                 *_differences('action', episodes.action, action_spec)]
+    problems = problems or [*_bounds_problems(dataset.about, action_spec)]
     if episodes.reward.shape[1:] != tuple(reward_spec.shape):
         problems.append(f'reward: expected {_numbers(tuple(reward_spec.shape))} a step, found '
                         f'{_numbers(episodes.reward.shape[1:])}')
@@ -152,6 +153,17 @@ def _differences(what: str, arrays: dict[str, np.ndarray], specs: NestedTensorSp
             yield f'{name}: expected {spec.dtype_str}, found {array.dtype}'
         elif spec.is_discrete and (limits := _range_problem(array, spec)) is not None:
             yield f'{name}: expected numbers from {limits[0]} to {limits[1]}, found {limits[2]} to {limits[3]}'
+
+
+def _bounds_problems(about: dict[str, Any], action_spec: NestedTensorSpec) -> Iterator[str]:
+    """Yield the continuous actions that were recorded with other bounds, so that their numbers mean something else."""
+    recorded, converted = about.get('specs', {}).get('action', {}), about.get('action_bounds', {})
+    for path, spec in nest.flatten_with_path(action_spec):
+        if isinstance(spec, BoundedTensorSpec) and spec.is_continuous and path not in converted:
+            low, high = (recorded.get(path, {}).get(name) for name in ('minimum', 'maximum'))
+            if low is not None and not (np.allclose(low, spec.minimum) and np.allclose(high, spec.maximum)):
+                yield (f'{_name("action", path)}: expected bounds from {spec.minimum.tolist()} to '
+                       f'{spec.maximum.tolist()}, found actions recorded with bounds from {low} to {high}')
 
 
 def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:

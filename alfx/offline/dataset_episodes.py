@@ -65,8 +65,9 @@ class Episodes(NamedTuple):
         return np.asarray(self.discount)[self.ends() - 1] == 0
 
     def returns(self) -> np.ndarray:
-        """Return the sum of the rewards of each episode, float64 ``[E]`` or ``[E, K]``."""
-        return np.add.reduceat(np.asarray(self.reward, np.float64), self.ends() - self.lengths)
+        """Return the sum of the rewards of each episode, over all reward dimensions, float64 ``[E]``."""
+        reward = np.asarray(self.reward, np.float64).reshape(len(self.reward), -1).sum(1)
+        return np.add.reduceat(reward, self.ends() - self.lengths)
 
     def part(self, first: int, end: int) -> 'Episodes':
         """Return the episodes from ``first`` to ``end - 1``, as views."""
@@ -83,14 +84,10 @@ class Episodes(NamedTuple):
 
 def joined(parts: list[Episodes]) -> Episodes:
     """Concatenate episodes that have the same paths."""
-    def join(arrays: Any) -> np.ndarray:
-        return np.concatenate(list(arrays))
-
-    first = parts[0]
-    return Episodes({path: join(part.observation[path] for part in parts) for path in first.observation},
-                    {path: join(part.action[path] for part in parts) for path in first.action},
-                    join(part.reward for part in parts), join(part.discount for part in parts),
-                    join(part.lengths for part in parts))
+    observations, actions, *others = zip(*parts)
+    return Episodes({path: np.concatenate([x[path] for x in observations]) for path in observations[0]},
+                    {path: np.concatenate([x[path] for x in actions]) for path in actions[0]},
+                    *map(np.concatenate, others))
 
 
 def shortened(episodes: Episodes, num_steps: int | None) -> Episodes:

@@ -69,7 +69,8 @@ def episodes_of(arrays: dict[str, np.ndarray]) -> Episodes:
             raise KeyError(field)
         return found
 
-    return Episodes(of('observation'), of('action'), arrays['reward'], arrays['discount'], arrays['lengths'])
+    lengths = arrays['lengths'].astype(np.int64, casting='safe')
+    return Episodes(of('observation'), of('action'), arrays['reward'], arrays['discount'], lengths)
 
 
 def check_alike(datasets: Sequence[Dataset]) -> None:

@@ -28,7 +28,7 @@ from alfx.offline.dataset_episodes import Episodes
 
 MANIFEST = 'dataset.json'
 _FORMAT, _VERSION = 'alfx episodes', 1
-_DATA = 'data-'
+_DATA = 'alfx-data-'  # folders of another name in the same folder belong to the user
 _AGAIN = 'record the dataset again'
 _LEAVES = {str: {'shape': [range(2**31)], 'dtype': str}}
 _ABOUT = {'reference_returns?': (type(None), [float, float]), 'env_name?': str,

@@ -7,7 +7,6 @@ def summary(dataset: Dataset) -> dict[str, float]:
     """Return statistics: numbers of episodes and actions, returns, lengths, fraction terminated, and score if known."""
     episodes = dataset.episodes
     returns = episodes.returns()
-    returns = returns if returns.ndim == 1 else returns.sum(1)
     found = {'episodes': len(episodes.lengths), 'actions': episodes.num_actions,
              'return_mean': returns.mean(), 'return_std': returns.std(), 'return_min': returns.min(),
              'return_max': returns.max(), 'length_mean': episodes.lengths.mean(),
@@ -43,4 +42,4 @@ def lines(dataset: Dataset) -> list[str]:
 def array_lines(episodes: Episodes) -> list[str]:
     """Return one line with the type, shape and range of each leaf of observation and action."""
     return [f'{name}: {x.dtype} {x.shape[1:]}, from {x.min():.6g} to {x.max():.6g}'
-            for name, x in arrays_of(episodes).items() if name.split('.')[0] in ('observation', 'action')]
+            for name, x in arrays_of(episodes).items() if x.size and name.split('.')[0] in ('observation', 'action')]

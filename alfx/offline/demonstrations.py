@@ -57,7 +57,7 @@ class Demonstrations:
         step_spec = time_step_spec(*specs)
         transformer = root.data_transformer
         self._buffer = make_buffer(
-            datasets, Experience(step_spec, step_spec.prev_action, ()), name='demonstrations',
+            datasets, Experience(step_spec, step_spec.prev_action, ()), name='demonstrations', new_priority_period=0,
             keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
         self._root = root
         return datasets

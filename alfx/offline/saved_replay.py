@@ -44,7 +44,7 @@ def read(path: str) -> Dataset:
                            'use one of the latest two of a run, which contain it up to '
                            'TrainerConfig.replay_checkpoint_megabytes')
     parts = [part for part in map(_episodes, saved_steps(state)) if part is not None]
-    if not parts:
+    if not parts or 'context' in states.get('trainer', {}).get('rollout', {}):  # only the context of frame stacks
         raise DatasetError(f'{path}: its replay buffer contains no episode',
                            'train the run for longer; on-policy algorithms empty their buffer after each update')
     episodes = joined(parts)

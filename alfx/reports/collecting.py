@@ -199,7 +199,7 @@ def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve |
     if evaluation and x in curves.NOT_IN_EVALUATIONS:
         return None
     path = run_files.eval_table(folder) if evaluation else os.path.join(folder, 'progress.csv')
-    rows = run_files.read_table(path) if os.path.isfile(path) else []
+    rows = run_files.read_table(path)
     return curves.read_curve(folder, x, y, evaluation) if rows and x in rows[0] and y in rows[0] else None
 
 
@@ -210,15 +210,11 @@ def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
     tuning = run_files.StartRecord(folder).read().get('tuning')
     table = os.path.join(folder, 'progress.csv')
     changed = datetime.datetime.fromtimestamp(os.path.getmtime(table)).strftime('%Y-%m-%d %H:%M:%S')
+    versions = info['versions'] if isinstance(info['versions'], dict) else {}
     return Run(folder, method, task.strip('\'"') or 'one task', comparing.read_run(folder), finals,
-               _versions(info['versions']), tuning[0] if tuning else None,
+               {str(name): value and str(value) for name, value in versions.items()}, tuning[0] if tuning else None,
                [line.split('  ')[0] for line in info['command_lines'] or []],
                Checkpointer(run_files.checkpoint_dir(folder)).steps(), changed, bindings)
-
-
-def _versions(found: Any) -> dict[str, str | None]:
-    return {str(name): None if value is None else str(value) for name, value in found.items()} \
-        if isinstance(found, dict) else {}
 
 
 def _score(method: str, task: str, panel: str, finals: np.ndarray) -> Score:

@@ -31,8 +31,7 @@ def read_run(root_dir: str) -> dict[str, Any]:
     """
     rows = run_files.read_table(os.path.join(root_dir, 'progress.csv'))
     returns, seconds, steps = (_numbers(rows, name) for name in ('average_return', 'seconds', 'env_steps'))
-    evaluations = run_files.eval_table(root_dir)
-    evaluated = _numbers(run_files.read_table(evaluations), 'average_return') if os.path.exists(evaluations) else []
+    evaluated = _numbers(run_files.read_table(run_files.eval_table(root_dir)), 'average_return')
     elapsed = seconds[-1] - seconds[0] if seconds else 0.0
     rate = (steps[-1] - steps[0]) / elapsed if elapsed > 0 else None
     return {'run': root_dir, 'seed': run_files.StartRecord(root_dir).read().get('random_seed'),

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,14 +218,19 @@ def _table(root_dir: str, evaluation: bool) -> str:
     return run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
 
 
+def _tables(root_dirs: list[str]) -> Iterator[list[dict[str, str]]]:
+    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
+        if rows := run_files.read_table(path):
+            yield rows
+
+
 def axis_of(root_dirs: list[str]) -> str:
     """Return the column for the horizontal axis: 'env_steps', or 'iteration' if a run has no environment steps.
 
     Training on a dataset takes no environment steps, so its whole curve would be a single point.
     """
-    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
-        rows = run_files.read_table(path) if os.path.isfile(path) else []
-        if sum(row.get('env_steps') in ('0', '0.0', '') for row in rows) > 1:
+    for rows in _tables(root_dirs):
+        if sum(row.get('env_steps') in ('0', '0.0', '') for row in rows) > max(1, len(rows) // 20):
             return 'iteration'
     return 'env_steps'
 
@@ -242,9 +247,8 @@ def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
 def columns(root_dirs: list[str]) -> list[str]:
     """Return all columns, except those for the horizontal axis, for which any of the runs has values."""
     found: dict[str, None] = {}
-    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
-        rows = run_files.read_table(path) if os.path.isfile(path) else []
-        found.update(dict.fromkeys(name for name in (rows[0] if rows else ()) if name not in _NO_QUANTITY
+    for rows in _tables(root_dirs):
+        found.update(dict.fromkeys(name for name in rows[0] if name not in _NO_QUANTITY
                                    and any(row[name] for row in rows)))
     return list(found)
 

@@ -5,7 +5,6 @@
 """
 import contextlib
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -406,9 +405,7 @@ class SupervisedEvaluator(RunEvaluator):
 
 def read_results(root_dir: str) -> list[dict[str, float]]:
     """Return the results of all evaluations of a run, in the order of the requests."""
-    path = run_files.eval_table(root_dir)
-    if not os.path.isfile(path):
-        return []
-    rows = [{key: float(value) for key, value in row.items() if value} for row in run_files.read_table(path)]
+    rows = [{key: float(value) for key, value in row.items() if value}
+            for row in run_files.read_table(run_files.eval_table(root_dir))]
     complete = [row for row in rows if 'global_counter' in row and row.keys() - {'global_counter', 'iteration'}]
     return sorted(complete, key=lambda row: row['global_counter'])

@@ -129,7 +129,7 @@ class Policy:
         """
         step_type = torch.where(self._is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
         inputs = self._batched(observation)
-        rewards = self.reward_spec.zeros((self._size, )) + _checked('reward', torch.as_tensor(reward))
+        rewards = self.reward_spec.zeros((self._size, )).add_(_checked('reward', torch.as_tensor(reward)))
         with exclusive('Policy.predict', loads_conf=False):
             action, self._state = self.step(step_type, rewards, inputs, self._state)
         self._is_first = torch.zeros(self._size, dtype=torch.bool)

@@ -97,7 +97,7 @@ def run_folders(argument: str) -> list[str]:
     Raises:
         ConfError: no run folder is found.
     """
-    found = _runs_in(os.path.expanduser(argument).rstrip('/'), 3)  # 3: runs of a search
+    found = _runs_in(os.path.normpath(os.path.expanduser(argument)), 3)  # 3: runs of a search
     if not found:
         raise ConfError(f'{argument} is not a run folder and contains none', 'name the folder of a run')
     return found
@@ -183,14 +183,13 @@ class ProgressLog:
         new = [name for name in row if name not in self._columns]
         if new or not os.path.isfile(self._path):
             self._columns += new
-            self._rewrite(read_table(self._path) if os.path.isfile(self._path) else [])
+            self._rewrite(read_table(self._path))
         with open(self._path, 'a', newline='', encoding='utf8') as file:
             csv.writer(file).writerow([_text(row.get(name, '')) for name in self._columns])
 
     def last_row(self) -> dict[str, Any]:
         """Return the last row as texts; empty if there is none."""
-        rows = read_table(self._path) if os.path.isfile(self._path) else []
-        return dict(rows[-1]) if rows else {}
+        return dict((read_table(self._path) or [{}])[-1])
 
     def cut(self, column: str, last: float) -> None:
         """Remove the rows in which ``column`` exceeds ``last``, and an incomplete last row."""
@@ -210,11 +209,11 @@ class ProgressLog:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """Return the complete rows of a ``progress.csv``, which contain numbers and ''.
+    """Return the complete rows of a ``progress.csv``, which contain numbers and ''; none if there is no such file.
 
     A last line without line break is still being written and is ignored. Damaged lines are skipped with a warning.
     """
-    rows, num_damaged = _parse(path)
+    rows, num_damaged = _parse(path) if os.path.isfile(path) else ([], 0)
     if num_damaged:
         logger.warning('%s is damaged: %d lines are skipped', path, num_damaged)
     return rows

@@ -71,11 +71,8 @@ class Measure:
         return known[1]
 
     def _read(self, root_dir: str) -> list[float]:
-        path = self._table(root_dir)
-        if os.path.isfile(path):
-            column = VALUE if self._is_function else self._settings.measure
-            return [float(row[column]) for row in run_files.read_table(path) if row.get(column)]
-        return []
+        column = VALUE if self._is_function else self._settings.measure
+        return [float(row[column]) for row in run_files.read_table(self._table(root_dir)) if row.get(column)]
 
     def _table(self, root_dir: str) -> str:
         if self._is_function or self._settings.measured_in == 'training':

@@ -64,13 +64,13 @@ class Results:
         begun = time.monotonic()
         trials, best = self._study.trials(), self._study.best()
         rows = [self._row(trial) for trial in trials]
-        write_text(self._folder.results('results.csv'), _csv(rows))
-        write_text(self._folder.results('results.md'), self._markdown(rows))
+        write_text(self._folder.path('results.csv'), _csv(rows))
+        write_text(self._folder.path('results.md'), self._markdown(rows))
         if best is not None:
-            write_text(self._folder.results('best.gin'), self._best_conf(best))
+            write_text(self._folder.path('best.gin'), self._best_conf(best))
         if any(trial.value is not None for trial in trials):
             draw(trials, list(self._conf.space), self._study, self._conf.settings.direction,
-                 self._folder.results('plot.png'))
+                 self._folder.path('plot.png'))
         self._written = time.monotonic()
         self._cost = self._written - begun
 

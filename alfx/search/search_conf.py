@@ -163,7 +163,7 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
                             'restore the file, use another --root_dir, or omit --conf to resume with the old version')
     write_text(folder.base_file, search.base_text)
     for file in () if is_started else conf.modules:
-        for conf_file in (folder.base_file, folder.results('best.gin')):  # which import them from their folders
+        for conf_file in (folder.base_file, folder.path('best.gin')):  # which import them from their folders
             path = os.path.join(os.path.dirname(conf_file), file.name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             stored_files.write(path, file.content)

@@ -28,21 +28,18 @@ class SearchFolder:
 
     def __init__(self, root_dir: str):
         self.root_dir = os.path.abspath(root_dir)
-        self.conf_file = self._path('search', 'search.gin')
-        self.base_file = self._path('search', 'base.gin')
-        self.study_file = self._path('search', 'study.log')
-        self._lock_file = self._path('search', 'lock')
+        self.conf_file = self.path('search', 'search.gin')
+        self.base_file = self.path('search', 'base.gin')
+        self.study_file = self.path('search', 'study.log')
+        self._lock_file = self.path('search', 'lock')
 
-    def _path(self, *names: str) -> str:
+    def path(self, *names: str) -> str:
+        """Return the path of a file or folder in this folder."""
         return os.path.join(self.root_dir, *names)
-
-    def results(self, name: str) -> str:
-        """Return the path of a result file."""
-        return self._path(name)
 
     def trial_dir(self, trial: int) -> str:
         """Return the folder of a trial."""
-        return self._path('trials', f'{trial:04}')
+        return self.path('trials', f'{trial:04}')
 
     def run_dir(self, trial: int, repeat: int) -> str:
         """Return the run folder of one seed of a trial."""

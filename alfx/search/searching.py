@@ -210,6 +210,7 @@ class Searching:
             self._start(active, active.waiting.pop(0))
             if self._settings.executor == 'inline':
                 self._check_run(self._runs[0])
+                return  # to the check of limits and signals
 
     def _start(self, active: ActiveTrial, repeat: int) -> None:
         root_dir = self._folder.run_dir(active.number, repeat)
@@ -349,6 +350,5 @@ def _executor(settings: Search) -> Executor:
 
 def _seconds_of(root_dir: str) -> float:
     """Return how many seconds a run has trained so far."""
-    path = os.path.join(root_dir, 'progress.csv')
-    rows = run_files.read_table(path) if os.path.isfile(path) else []
+    rows = run_files.read_table(os.path.join(root_dir, 'progress.csv'))
     return float(rows[-1].get('seconds') or 0.0) if rows else 0.0

@@ -7,6 +7,7 @@ returns it again.
 import contextlib
 import itertools
 import os
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -217,21 +218,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _NoLock:
-    """Lock that does nothing. The lock of the search folder suffices, and a killed process releases it."""
-
-    def acquire(self) -> bool:
-        """Return immediately."""
-        return True
-
-    def release(self) -> None:
-        """Do nothing."""
-
-
 def _backend(path: str) -> Any:
     from optuna.storages.journal import JournalFileBackend
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    lock: Any = _NoLock()
+    # the lock of the search folder suffices, and a killed process releases it
+    lock: Any = types.SimpleNamespace(acquire=lambda: True, release=lambda: None)
     return JournalFileBackend(path, lock_obj=lock)
 
 

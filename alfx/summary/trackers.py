@@ -34,15 +34,15 @@ class Tracker:
     Args:
         root_dir: run folder; by default the files are written below ``train`` in it.
         known_as: id of this run in the tracker if it was started before; ``None`` for a new run.
+
+    Attributes:
+        run_id: id of this run in the tracker.
     """
+
+    run_id: str
 
     def __init__(self, root_dir: str, known_as: str | None):
         raise NotImplementedError(f'{type(self).__name__}.__init__')
-
-    @property
-    def run_id(self) -> str:
-        """Id of this run in the tracker."""
-        raise NotImplementedError(f'{type(self).__name__}.run_id')
 
     def params(self, values: Mapping[str, str]) -> None:
         """Log the bindings of the conf."""
@@ -76,10 +76,7 @@ class WandbTracker(Tracker):
             mode=os.environ.get('WANDB_MODE', 'offline'), settings=wandb.Settings(console='off', silent=True))
         self._run.define_metric('step')
         self._run.define_metric('*', step_metric='step')  # evaluations are logged after later steps
-
-    @property
-    def run_id(self) -> str:
-        return str(self._run.id)
+        self.run_id = str(self._run.id)
 
     def params(self, values: Mapping[str, str]) -> None:
         self._run.config.update(dict(values), allow_val_change=True)
@@ -108,31 +105,27 @@ class MlflowTracker(Tracker):
         name = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._run_id = known_as or self._client.create_run(
+        self.run_id = known_as or self._client.create_run(
             experiment_id, run_name=os.path.basename(os.path.abspath(root_dir))).info.run_id
-        self._client.update_run(self._run_id, status='RUNNING')
-        self._params: Mapping[str, str] = self._client.get_run(self._run_id).data.params
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
+        self._client.update_run(self.run_id, status='RUNNING')
+        self._params: Mapping[str, str] = self._client.get_run(self.run_id).data.params
 
     def params(self, values: Mapping[str, str]) -> None:
         # MLflow parameters cannot be changed; a run that is extended keeps the original ones
         new = [self._entities.Param(_allowed(name), value[:_LONGEST]) for name, value in values.items()
                if _allowed(name) not in self._params]
         for first in range(0, len(new), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=new[first:first + _MOST_PARAMS])
+            self._client.log_batch(self.run_id, params=new[first:first + _MOST_PARAMS])
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         # the file store cannot hold both a 'loss' and a 'loss/actor'
-        self._client.log_batch(self._run_id, metrics=[
+        self._client.log_batch(self.run_id, metrics=[
             self._entities.Metric(_allowed(name).replace('/', '.'), value, now, step)
             for name, value in values.items()])
 
     def close(self) -> None:
-        self._client.set_terminated(self._run_id)
+        self._client.set_terminated(self.run_id)
 
 
 TRACKERS: dict[str, type[Tracker]] = {'wandb': WandbTracker, 'mlflow': MlflowTracker}

@@ -1,14 +1,12 @@
 """Calls of the hooks of ``TrainerConfig.callbacks``; the callbacks themselves are in :mod:`alfx.runs.callbacks`."""
-import collections
 import contextlib
 import os
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 import alfx
+from alfx.checkpoints.module_states import check_plain
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.value_checks import describe, problem_at
@@ -16,7 +14,6 @@ from alfx.runs.callbacks import Callback, Episode, EpisodeLog, TrainingRun
 from alfx.trainers.reset_networks import ResetNetworks
 
 _PACKAGE = os.path.join(os.path.dirname(alfx.__file__), '')
-_PLAIN = (int, float, str, bool, type(None), torch.Tensor)
 
 
 class CallbackError(RuntimeError):
@@ -125,7 +122,7 @@ class CallbackRunner:
         for name, callback in self._callbacks.items():
             with _named(name, 'state_dict'):
                 states[name] = callback.state_dict()
-                _check_plain(states[name])
+                check_plain(states[name])
         return {'states': states, 'logged': dict(self.run.logged), 'stopped_by': self.stopped_by}
 
     def _update(self, iteration: int, seconds: float, progress: float) -> list[Episode]:
@@ -174,14 +171,3 @@ def _named(name: str, hook: str) -> Iterator[None]:
         where = traceback.format_list([frame for frame in frames if not frame.filename.startswith(_PACKAGE)])
         what = f'{name}.{hook} of TrainerConfig.callbacks raised {type(error).__name__}: {error}'
         raise CallbackError('\n'.join([what, *where]).rstrip()) from error
-
-
-def _check_plain(value: Any) -> None:
-    if type(value) in (dict, collections.OrderedDict, collections.Counter):
-        value = [*value.keys(), *value.values()]
-    if type(value) in (list, tuple):  # checkpoints with subclasses, such as named tuples, could not be read
-        for item in value:
-            _check_plain(item)
-    elif type(value) not in _PLAIN:
-        raise TypeError('expected numbers, strings, tensors, None, and lists and dicts of these, found '
-                        f'{type(value).__module__}.{type(value).__name__}')

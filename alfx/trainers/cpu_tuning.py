@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from alfx import context
+from alfx.utils.processes import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +109,12 @@ def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
 
 
 def choose_again(tuning: Tuning, config: Any) -> Tuning:
-    """Apply the settings that a run chose earlier, unless its ``TrainerConfig`` overrides them."""
-    tuning = tuning._replace(num_threads=config.num_threads or tuning.num_threads)
+    """Apply the settings that a run chose earlier, unless its ``TrainerConfig`` overrides them.
+
+    There are never more threads than cores: threads that share a core wait for one another, which can take 20 times as
+    long.
+    """
+    tuning = tuning._replace(num_threads=config.num_threads or min(tuning.num_threads, num_cores()))
     if config.float32_matmul_precision is not None:
         tuning = Tuning(tuning.num_threads, config.float32_matmul_precision)
     tuning.apply()

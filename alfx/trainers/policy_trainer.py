@@ -420,7 +420,11 @@ class Trainer:
             if forking.branched_at(self._config.root_dir) == step:
                 conf_settings.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
+            threads = self._state.tuning.num_threads
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
+            if self._state.tuning.num_threads < threads and self._config.num_threads is None:
+                logger.warning('resuming with %d torch threads instead of %d, the number of available cores; the '
+                               'results differ by rounding', self._state.tuning.num_threads, threads)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step), self._environment_state.restore)
             self._team.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter, self._saved_iteration = counter, self._state.iteration

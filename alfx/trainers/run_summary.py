@@ -106,7 +106,7 @@ class RunSummary:
                 'env_steps': self.count('EnvironmentSteps'), 'episodes': self.count('NumberOfEpisodes'),
                 **self.episode_averages()}
         self._row |= logged
-        self.cut(iteration - 1)
+        self._table.cut('iteration', iteration - 1)
         self._append()
         if self._trackers is not None:
             self._track({**{name: self._row[name] for name in ('global_counter', 'env_steps')}, **logged})
@@ -149,7 +149,7 @@ class RunSummary:
         self.writer.close()
 
     def _track(self, row: dict[str, Any]) -> None:
-        step = row.get('env_steps') or row['global_counter']
+        step = (not self._config.offline_datasets() and row.get('env_steps')) or row['global_counter']
         if self._trackers:
             self._trackers.log({name: float(x) for name, x in row.items() if isinstance(x, (int, float))}, int(step))
 

@@ -69,7 +69,7 @@ def damage(pattern, contents=None):
 
 def flip():
     write()
-    path, = glob.glob(os.path.join(DATA, 'data-*', 'action.npy'))
+    path, = glob.glob(os.path.join(DATA, 'alfx-data-*', 'action.npy'))
     with open(path, 'r+b') as file:
         file.seek(-1, os.SEEK_END)
         file.write(b'\x01')
@@ -97,7 +97,8 @@ def write_same_lengths_to_another_dataset():
 CASES = {
     'no such folder': (lambda: write('data/pendulum/reply'), (),
                        f'{DATA}: there is no such folder; datasets in .*: reply.*record one with python -m'),
-    'cut off': (lambda: damage('data-*/observation.npy'), (), 'observation.npy: cannot be read.*record the dataset'),
+    'cut off': (lambda: damage('alfx-data-*/observation.npy'), (),
+                'observation.npy: cannot be read.*record the dataset'),
     'no JSON': (lambda: damage('dataset.json'), (), 'dataset.json: is damaged.*record the dataset again'),
     'killed writer': (leave_incomplete_files, (), 'contains no dataset.json: it is not a dataset, or recording was'),
     'unknown version': (write_with_another_version, (), 'dataset.json: expected format .*found .*99'),

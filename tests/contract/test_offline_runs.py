@@ -181,6 +181,25 @@ def test_statistics_of_data_need_data(conf, params):
         train(conf, 'other', *params, 'TrainerConfig.data_transformer_ctor = @DatasetRewardScaling')
 
 
+@pytest.mark.parametrize('transformer, unroll_length, message', [
+    ("@ObservationNormalizer\nObservationNormalizer.update_mode = 'rollout'", 0, "trains on datasets.* 'replay'"),
+    ('@DiscountedReturnScaling', 0, 'only trains on datasets.* leave it out'),
+    ("@ObservationNormalizer\nObservationNormalizer.update_mode = 'pretrain'", 4, "rl_train_after.* 'replay'"),
+    ("@ObservationNormalizer\nObservationNormalizer.update_mode = 'rollout'", 4, None),
+    ("@ObservationNormalizer\nObservationNormalizer.update_mode = 'pretrain'\n"
+     'TrainerConfig.rl_train_after_update_steps = 1', 4, None)])
+def test_statistics_that_would_never_be_updated_are_rejected(transformer, unroll_length, message):
+    record('data/pendulum/replay')
+    params = ('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2',
+              f'TrainerConfig.unroll_length = {unroll_length}',
+              *f'TrainerConfig.data_transformer_ctor = {transformer}'.split('\n'))
+    if message is None:
+        assert train(*params).algorithm.data_transformer._normalizer._stats_list[0].mean.any()
+    else:
+        with pytest.raises(ConfError, match=f'(?s){message}'):
+            train(*params)
+
+
 def test_the_replay_buffer_of_a_run_is_a_dataset():
     train('sac_pendulum', 'run', 'TrainerConfig.num_env_steps = 70', 'TrainerConfig.initial_collect_steps = 30',
           'TrainerConfig.replay_buffer_length = 50')

@@ -30,7 +30,7 @@ from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
 from alfx.trainers.team import joint_state
 from alfx.trainers.team.joint_checkpoint import JointCheckpointer
-from alfx.utils.processes import LostProcessError, is_orphan
+from alfx.utils.processes import is_orphan
 
 logger = logging.getLogger(__name__)
 T = TypeVar('T')
@@ -362,6 +362,3 @@ class _AgreedSignals(StopSignals):
             return
         self._stopped_at = time.monotonic()
         super()._on_stop(number, frame)
-
-
-__all__ = ['SingleProcess', 'LostProcessError', 'ParameterMismatchError', 'Distributed', 'make_team']

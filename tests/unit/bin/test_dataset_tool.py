@@ -51,6 +51,18 @@ def test_a_dataset_is_shown_with_its_numbers(run, tmp_path):
     assert json.loads(run('show', path, json=True))[path]['return_mean'] == 2.5
 
 
+def test_an_inconsistent_dataset_is_not_shown(run, tmp_path):
+    episodes = Episodes({'': np.zeros((7, 1), np.float32), 'none': np.zeros((7, 0), np.float32)},
+                        {'': np.zeros((5, 1), np.float32)}, np.ones(5, np.float32), np.ones(5, np.float32),
+                        np.array([3, 2]))
+    dataset_folder.write(str(tmp_path / 'right'), episodes, {})
+    assert '5 actions' in run('show', str(tmp_path / 'right'))
+    for lengths in ([3, 4], [5, 0]):
+        dataset_folder.write(str(tmp_path / 'wrong'), episodes._replace(lengths=np.array(lengths)), {}, overwrite=True)
+        with pytest.raises(ConfError, match='expected'):
+            run('show', str(tmp_path / 'wrong'))
+
+
 def test_the_best_episodes_are_kept(run, tmp_path):
     path = write(tmp_path / 'a', returns=(1.0, 9.0, 3.0, 8.0))
     run('filter', path, output=str(tmp_path / 'best'), top=0.5)
@@ -178,7 +190,7 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
         shutil.rmtree(path, ignore_errors=True)
         if has_old:
             shutil.copytree(old, path)
-        before = glob.glob(f'{path}/data-*')
+        before = glob.glob(f'{path}/alfx-data-*')
         process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.record', *ARGUMENTS, '--random_seed', '2',
                                      '--dataset', path, '--overwrite'], stdout=warm_starts.subprocess.PIPE,
                                     stderr=warm_starts.subprocess.STDOUT)
@@ -188,7 +200,7 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
             elif kill % 2:
                 time.sleep(0 if kill == 1 else chance.uniform(0, seconds))
             else:
-                while process.poll() is None and glob.glob(f'{path}/data-*') == before:
+                while process.poll() is None and glob.glob(f'{path}/alfx-data-*') == before:
                     time.sleep(1e-4)
                 time.sleep(chance.uniform(0, 0.01))
             process.kill()
@@ -200,7 +212,7 @@ def test_ten_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path
     assert set(found) == {old if has_old else None, new}
     program(*ARGUMENTS, '--random_seed', '2', '--dataset', path, '--overwrite')
     assert fingerprints[dataset_folder.read(path).fingerprint] == new
-    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+    assert len([name for name in os.listdir(path) if name.startswith('alfx-data-')]) == 1
 
 
 def test_a_full_disk_raises_and_leaves_nothing_behind(run, tmp_path, monkeypatch):

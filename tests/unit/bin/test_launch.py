@@ -107,6 +107,9 @@ def test_each_of_several_processes_needs_its_own_gpu(monkeypatch):
             ranks.device_of_rank(name, 2)
     with pytest.raises(ConfError, match='needs its own GPU'):
         ranks.device_of_rank('cuda:1', 0)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '3')
+    with pytest.raises(ConfError, match='2 GPU'):
+        ranks.device_of_rank('cuda', 0)  # rank 0 prints the error
     assert not chosen, 'no memory of another GPU is taken'
 
 
@@ -116,3 +119,21 @@ def test_a_device_that_several_gpus_would_override_is_rejected(device, monkeypat
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(ConfError, match=f'multi-gpu and --device={device} contradict'):
         ranks.num_to_start()
+
+
+def test_an_error_of_one_rank_is_reported_to_the_others(monkeypatch):
+    from alfx.engine.remote import data_parallel
+    reported = []
+    joined = SimpleNamespace(rank=1, broadcast_from_rank0=lambda value: value, report=reported.append)
+    monkeypatch.setenv('RANK', '1')
+    monkeypatch.setattr(ranks, '_choose_device', lambda: None)
+    monkeypatch.setattr(ranks, '_Output', lambda rank: SimpleNamespace(end=lambda error: None))
+    monkeypatch.setattr(data_parallel, 'join', lambda device: joined)
+    monkeypatch.setattr(data_parallel, 'leave', lambda: None)
+
+    def train(conf, root_dir, rank):
+        raise ConfError('the folder cannot be opened here')
+
+    with pytest.raises(ConfError):
+        ranks.train_as_rank(lambda: (None, 'run'), train)
+    assert [str(error) for error in reported] == ['the folder cannot be opened here']

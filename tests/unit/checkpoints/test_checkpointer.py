@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -604,3 +605,13 @@ def test_views_of_one_memory_with_several_dtypes_are_saved(tmp_path, sparse):
     checkpointer.load(1)
     for name, x in state.items():
         assert counter.value[name].dtype == x.dtype and torch.equal(counter.value[name].to_dense(), x.to_dense())
+
+
+@pytest.mark.parametrize('value, found', [(np.float64(3.5), 'numpy.float64'), (np.zeros(2), 'numpy.ndarray'),
+                                          ({1, 2}, 'builtins.set')])
+def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path, value, found):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer._modules['counter'].value = {'best': [1.0, value]}
+    with pytest.raises(TypeError, match=rf"found {found} in the state \['counter'\]\['value'\]\['best'\]\[1\]"):
+        checkpointer.save(2)
+    assert checkpointer.steps() == [1] and loaded(tmp_path)[0] == 1

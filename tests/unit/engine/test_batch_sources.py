@@ -266,6 +266,14 @@ def test_an_algorithm_adds_its_own_batch_source(dataset, monkeypatch):
     assert asked == [(2, 2)] * 2
 
 
+def test_offline_columns_of_a_batch_come_last_like_their_weights(dataset, monkeypatch):
+    agent = make_agent('iql', dataset, unroll_length=4, config_args={})
+    monkeypatch.setattr(agent, 'batch_sources', lambda share: [
+        BatchSource(agent.offline_replay_buffer, 2, weight=3.0, is_offline=True), share])
+    iterate(agent, 2)
+    assert [source.is_offline for source in agent.learner.batches.sources(Stage.HYBRID)] == [False, True, True]
+
+
 # Traced updates ------------------------------------------------------------------------------------------------------
 
 

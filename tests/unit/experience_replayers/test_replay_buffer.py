@@ -249,6 +249,23 @@ def test_the_same_seed_samples_the_same():
     assert torch.equal(*samples)
 
 
+def test_environments_that_are_even_again_are_sampled_alike_after_loading():
+    def make():
+        return ReplayBuffer(SPEC, 2, 20, enable_checkpoint=True)
+
+    buffer = make()
+    buffer.add_sequence(cell(torch.arange(20).reshape(10, 2)))
+    for env in (0, 1):
+        buffer.add_batch(cell(torch.tensor([40 + env])), torch.tensor([env]))
+    loaded = make()
+    loaded.load_state_dict(buffer.state_dict())
+    samples = []
+    for each in (buffer, loaded):
+        torch.manual_seed(7)
+        samples.append(each.get_batch(16, 2)[0]['value'])
+    assert torch.equal(*samples)
+
+
 def test_batches_and_buffer_do_not_alias_each_other():
     buffer = ReplayBuffer(SPEC, 2, 3)
     source = torch.arange(6).reshape(3, 2)

@@ -210,6 +210,20 @@ def test_a_class_of_distributions_is_a_constructor(conf):
     assert 'is a function of tensors' in message_of(conf('TruncatedProjectionNetwork.dist_ctor = @torch.relu_'))
 
 
+def test_a_function_without_arguments_of_an_own_module_may_be_called(conf):
+    with open('own_makers.py', 'w', encoding='utf8') as file:
+        file.write('import torch\n\n\ndef make_paint(scale=2.0):\n    return torch.nn.ReLU()\n\n\n'
+                   'def mix(color):\n    return color\n')
+    gin_utils.load(conf('import own_makers\nCar.paint = @own_makers.make_paint()'))
+    assert isinstance(Car(1).paint, torch.nn.ReLU)
+    assert 'needs arguments' in message_of(conf('import own_makers\nCar.paint = @own_makers.mix()'))
+
+
+def test_a_class_of_layers_is_passed_to_parameters_of_any_name(conf):
+    gin_utils.load(conf('Car.paint = @torch.nn.BatchNorm1d'))
+    assert isinstance(Car(1).paint(3), torch.nn.BatchNorm1d)
+
+
 def test_references_to_torch_and_alfx_may_lack_the_at_sign(conf):
     gin_utils.load(conf('Car.paint = torch.relu_\nCar.engine = alfx.layers.Reshape([-1])'))
     assert Car().paint is torch.relu_ and Car().engine(torch.ones(2, 3, 4)).shape == (2, 12)
@@ -435,6 +449,10 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Car.paint = '@elu'", 'a reference has no quotes: @elu'),
     ("Car.paint = '-2.5e-3'", 'a number has no quotes: -2.5e-3'),
     ('Car.paint = @elu()', 'write @elu'),
+    ('Car.name = {[1]: 2}', 'a key of a dict must not be a list or a dict'),
+    ('infinity = 5', "'infinity' is the name of a constant"),
+    ('REQUIRED = 5', "'REQUIRED' is the name of a constant"),
+    ('Engine.power = %REQUIRED', 'Engine.power is required and has no value'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
     ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
     ('share.part = 1.5', 'share.part expects float in [0, 1] or None, found float 1.5'),
@@ -760,14 +778,20 @@ def test_a_conf_that_is_included_in_vain_is_reported(conf, caplog):
                                              ('conf/operative.gin', 'operative.gin')])
 def test_a_conf_that_a_run_has_written_may_have_unused_bindings(conf, name, same_name, caplog):
     text = 'garage.cars = [@Car()]\nCar.engine = @Engine\nother/Engine.power = 3'
-    gin_utils.load(conf(text, name))
+    path = conf(text, name)
+    beside = os.path.join(os.path.dirname(path), 'results.csv' if name == 'best.gin' else 'versions.json')
+    with open(beside, 'w', encoding='utf8'):
+        pass
+    gin_utils.load(path)
     garage()
     gin_utils.refuse_unused(gin_utils.unused_bindings())
     assert not caplog.records
-    gin_utils.load(conf(text, same_name))
-    garage()
-    with pytest.raises(gin_utils.ConfError, match='other/Engine.power = 3'):
-        gin_utils.refuse_unused(gin_utils.unused_bindings())
+    os.remove(beside)
+    for own in (path, conf(text, same_name)):
+        gin_utils.load(own)
+        garage()
+        with pytest.raises(gin_utils.ConfError, match='other/Engine.power = 3'):
+            gin_utils.refuse_unused(gin_utils.unused_bindings())
 
 
 @gin_utils.configurable

@@ -1,6 +1,7 @@
 """Confs in run folders: what is recorded, and reading it."""
 
 import os
+import re
 import subprocess
 import textwrap
 from typing import Any, Callable
@@ -10,6 +11,7 @@ import torch
 
 import alfx
 from alfx import gin_utils
+from alfx.gin_utils import run_folder
 from alfx.gin_utils import ConfError, configurable
 
 
@@ -270,3 +272,12 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):
         gin_utils.load(None, root_dir=str(tmp_path))
     assert str(caught.value) == (f'{tmp_path} is not a run folder, but contains 7\n  name one of them: '
                                  + ', '.join(str(tmp_path / f'seed-{i}') for i in range(5)) + ', ...')
+
+
+def test_an_override_replaces_a_value_of_several_lines(conf):
+    long = ', '.join(f"'a_long_name_{i}'" for i in range(9))
+    start_run(conf, f"include 'base.gin'\nBoat.spare = %names\nnames = ({long})")
+    assert re.search(r'(?m)^names = .*\n +', read('operative.gin'))
+    run_folder.copy_conf('run', 'fork', gin_utils.load(None, ['names = ("b",)'], 'run', same_run=False))
+    gin_utils.load(os.path.join('fork', 'conf', 'operative.gin'))
+    assert Boat().spare == ('b', )

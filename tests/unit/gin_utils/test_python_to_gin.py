@@ -394,6 +394,11 @@ import alf
 cast = alf.layers.Cast(1, 2)  # reported
 alf.config('EncodingNetwork', input_preprocessors=cast)
 ''', 'a gin file binds named parameters, and Cast has unnamed ones'),
+    'arguments_without_names_before_others': ('''
+import alf, functools
+from alf.algorithms.containers import SequentialAlg
+alf.config('TrainerConfig', algorithm_ctor=functools.partial(SequentialAlg, ('a', 'b'), True))  # reported
+''', 'a gin file binds named parameters, and SequentialAlg has unnamed ones'),
     'class_that_is_not_configurable': ('''
 import alf
 alf.config('EncodingNetwork', input_preprocessors=alf.nn.Sequential)  # reported
@@ -523,6 +528,53 @@ FixedRewardFunction.reward_func = @own_rewards.reward_of_walk
 TrainerConfig.unroll_length = 3
 TrainerConfig.mini_batch_size = 4
 ''')
+
+
+def test_a_conf_that_two_confs_import_is_executed_once(folder):
+    (folder / 'base_conf.py').write_text('import alf\nalf.config("FrameStacker", stack_size=4)\n')
+    (folder / 'task_conf.py').write_text('import alf\nalf.import_config("base_conf.py")\n'
+                                         'alf.config("FrameStacker", stack_size=2)\n')
+    (folder / 'other_conf.py').write_text('import alf\nalf.import_config("base_conf.py")\n')
+    found = convert(folder, 'import alf\nalf.import_config("task_conf.py")\nalf.import_config("other_conf.py")\n')
+    assert found.problems == [] and effective(found.text) == effective('FrameStacker.stack_size = 2')
+
+
+def test_the_end_of_a_block_with_an_error_is_reported(folder):
+    found = convert(folder, '''
+import alf
+for lr in (0.5, 0.6):
+    alf.config('Adam', lr=lr)
+    alf.config('AdamW', lr=undefined)
+    alf.config('TrainerConfig', random_seed=3)
+def rest():
+    alf.config('AdamW', lr=undefined)
+    alf.config('TrainerConfig', unroll_length=4)
+rest()
+''')
+    assert [problem.location for problem in found.problems] == [f'x_conf.py:{line}' for line in (3, 5, 8, 10)]
+    for problem in (found.problems[0], found.problems[3]):
+        assert 'the statements after the error' in problem.message and 'by hand' in problem.hint
+
+
+def test_all_names_of_an_own_module_can_be_imported(folder):
+    (folder / 'own_sizes.py').write_text('SIZE = 3\n_hidden = 4\n')
+    found = convert(folder, 'import alf\nfrom own_sizes import *\nalf.config("FrameStacker", stack_size=SIZE)\n')
+    assert found.problems == []
+    assert effective(found.text) == effective('import own_sizes\nFrameStacker.stack_size = 3')
+
+
+def test_members_of_enumerations_and_numpy_booleans_are_plain_values(folder):
+    found = convert(folder, '''
+import enum, alf, numpy as np
+class Task(str, enum.Enum):
+    A = 'CartPole-v1'
+weights = alf.define_config('weights', np.zeros((2, 2)))
+alf.config('create_environment', env_name=Task.A)
+alf.config('suite_gym.load', env_args={'flag': np.bool_(True)})
+''')
+    assert found.problems == []
+    assert effective(found.text) == effective(
+        "create_environment.env_name = 'CartPole-v1'\nsuite_gym.load.env_args = {'flag': True}")
 
 
 @pytest.mark.parametrize('line', ['import alf.examples.nowhere_conf', 'from alf.examples.nowhere import reward',

@@ -282,7 +282,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 gymnasium.register('OwnTask-v0', CartPoleEnv)
 """)
     conf_file = tmp_path / 'a' / 'mine.gin'
-    conf_file.write_text("create_environment.env_name = 'own_task:OwnTask-v0'\n")
+    conf_file.write_text("task = 'own_task:OwnTask-v0'\ncreate_environment.env_name = %task\n")
     conf = gin_utils.load(str(conf_file))
     assert [file.name for file in conf.modules] == ['own_task.py']
     gin_utils.write_conf(str(tmp_path / 'run'), conf, [])

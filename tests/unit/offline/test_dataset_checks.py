@@ -135,3 +135,16 @@ def test_equal_bounds_give_the_middle_of_the_range():
     dataset = dataset._replace(episodes=dataset.episodes._replace(action={'': np.full((5, 1), 3.0)}))
     unit = BoundedTensorSpec((1, ), torch.float32, -1, 1)
     assert check(dataset, unit).episodes.action[''].tolist() == [[0.0]] * 5
+
+
+@pytest.mark.parametrize('low, high, is_right', [(-2, 2, True), ([-2.0], [2.0], True), (-1, 1, False), (-2, 3, False)])
+def test_actions_recorded_in_other_units_are_rejected(low, high, is_right):
+    recorded = {'shape': [1], 'dtype': 'float32', 'minimum': low, 'maximum': high}
+    dataset = make()._replace(about={'specs': {'action': {'': recorded}}})
+    if is_right:
+        assert check(dataset) is not None
+    else:
+        with pytest.raises(DatasetError, match=r'expected bounds from .*2.* found actions recorded with bounds from'):
+            check(dataset)
+    converted = dataset._replace(about={**dataset.about, 'action_bounds': {'': [[-2.0], [2.0]]}})
+    assert check(converted) is not None, 'action_bounds are the units of the stored actions'

@@ -40,12 +40,27 @@ def test_a_dataset_is_not_overwritten_by_chance(tmp_path):
         dataset_folder.check_writable(path, overwrite=False)
     dataset_folder.write(path, make(2.0), {}, overwrite=True)
     assert dataset_folder.read(path).episodes.observation['position'][0, 0] == 2.0
-    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+    assert len([name for name in os.listdir(path) if name.startswith('alfx-data-')]) == 1
+
+
+def test_other_folders_in_the_folder_of_a_dataset_are_kept(tmp_path):
+    (tmp_path / 'data-raw').mkdir()
+    (tmp_path / 'data-raw' / 'precious.npy').write_bytes(b'1')
+    for _ in range(2):
+        dataset_folder.write(str(tmp_path), make(), {}, overwrite=True)
+    assert (tmp_path / 'data-raw' / 'precious.npy').read_bytes() == b'1'
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.int8, np.uint32, np.int32])
+def test_lengths_of_any_integer_type_become_int64(tmp_path, dtype):
+    dataset_folder.write(str(tmp_path), make()._replace(lengths=np.array([2, 1], dtype)), {})
+    lengths = dataset_sources.read(str(tmp_path)).episodes.lengths
+    assert lengths.dtype == np.int64 and lengths.tolist() == [2, 1]
 
 
 def test_a_flipped_byte_is_detected(tmp_path):
     dataset_folder.write(str(tmp_path), make(), {})
-    file = next(tmp_path.glob('data-*/reward.npy'))
+    file = next(tmp_path.glob('alfx-data-*/reward.npy'))
     contents = bytearray(file.read_bytes())
     contents[-2] ^= 1
     file.write_bytes(contents)
@@ -54,8 +69,8 @@ def test_a_flipped_byte_is_detected(tmp_path):
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda path: next(path.glob('data-*/reward.npy')).write_bytes(b'\x93NUMPY'), 'reward.npy: cannot be read'),
-    (lambda path: next(path.glob('data-*/reward.npy')).unlink(), 'reward.npy: cannot be read'),
+    (lambda path: next(path.glob('alfx-data-*/reward.npy')).write_bytes(b'\x93NUMPY'), 'reward.npy: cannot be read'),
+    (lambda path: next(path.glob('alfx-data-*/reward.npy')).unlink(), 'reward.npy: cannot be read'),
     (lambda path: (path / 'dataset.json').write_text('{'), 'dataset.json: is damaged'),
     (lambda path: (path / 'dataset.json').write_text('[]'), 'dataset.json: is damaged'),
     (lambda path: (path / 'dataset.json').write_text(json.dumps({'format': 'alfx episodes', 'version': 99})),
@@ -115,7 +130,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_dataset(tmp_path):
         seen.add((code, float(dataset_folder.read(path).episodes.observation[''][0, 0])))
     assert seen == {(-signal.SIGKILL, 1.0), (-signal.SIGKILL, 2.0), (0, 2.0)}
     dataset_folder.write(path, old, {}, overwrite=True)
-    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+    assert len([name for name in os.listdir(path) if name.startswith('alfx-data-')]) == 1
 
 
 def test_an_interrupt_after_the_replacement_keeps_the_new_dataset(tmp_path, monkeypatch):
@@ -202,7 +217,7 @@ def test_arrays_of_other_types_are_rejected(tmp_path, array):
 @pytest.mark.parametrize('create', [os.mkfifo, os.mkdir, lambda path: path.symlink_to('/dev/zero')])
 def test_a_pipe_instead_of_an_array_does_not_block(tmp_path, create):
     dataset_folder.write(str(tmp_path), make(), {})
-    path, = tmp_path.glob('data-*/reward.npy')
+    path, = tmp_path.glob('alfx-data-*/reward.npy')
     path.unlink()
     create(path)
     with pytest.raises(DatasetError, match='reward.npy: cannot be read: .*expected a file, found a'):

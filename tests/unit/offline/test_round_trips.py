@@ -8,7 +8,7 @@ import torch
 from helpers.offline_agents import file_of_alf
 
 import alfx
-from alfx import nest
+from alfx import gin_utils, nest
 from alfx.algorithms.data_transformer import FrameStacker
 from alfx.data_structures import BasicRLInfo, Experience, StepType, add_batch_info, time_step_spec
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
@@ -157,6 +157,15 @@ def buffer_of(names, **options):
     datasets = dataset_loading.load(names, None, OBSERVATION, ACTION, TensorSpec(()))
     spec = Experience(time_step_spec(OBSERVATION, ACTION), ACTION, BasicRLInfo(action=ACTION))
     return make_buffer(datasets, spec, **options)
+
+
+def test_settings_for_recent_steps_do_not_concern_datasets(tmp_path):
+    (tmp_path / 'x.gin').write_text('ReplayBuffer.recent_data_ratio = 0.9\nReplayBuffer.recent_data_steps = 2')
+    name = through_a_folder(tmp_path / 'set', synthetic_episodes(0, (9, 8, 7, 6)))
+    with gin_utils.loaded(str(tmp_path / 'x.gin'), []):
+        buffer = buffer_of([name])
+    experience, _ = buffer.get_batch(64, 2)
+    assert len(experience.time_step.observation[:, 0].unique(dim=0)) > 10
 
 
 @pytest.mark.filterwarnings('ignore::UserWarning:minari')

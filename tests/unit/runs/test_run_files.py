@@ -155,4 +155,4 @@ def test_runs_at_different_depths_are_all_found(tmp_path):
     for run in runs:
         os.makedirs(os.path.join(run, 'train'))  # which is not searched for runs
     (tmp_path / 'seeds' / 'logs').mkdir()
-    assert run_folders(str(tmp_path)) == run_folders(f'{tmp_path}/') == runs
+    assert run_folders(str(tmp_path)) == run_folders(f'{tmp_path}/') == run_folders(f'{tmp_path}/./') == runs

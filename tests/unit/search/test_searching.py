@@ -242,6 +242,14 @@ def test_a_timed_out_search_stops_and_resumes_with_more_time(tmp_path):
     assert [row['state'] for row in rows(tmp_path)] == ['complete'] * 6
 
 
+def test_the_time_limit_ends_a_search_in_this_process(tmp_path):
+    text = BOWL + f"Search.num_trials = 1000\nbowl.gate = '{tmp_path}/gate'\nSearch.total_seconds = 0.2\n"
+    (tmp_path / 'gate').touch()
+    _, lines = search(tmp_path, text)
+    assert any('the time limit of 0.2 s is reached' in line for line in lines)
+    assert 0 < len(rows(tmp_path)) < 1000
+
+
 # Pruning ---------------------------------------------------------------------------------------------------------
 
 CLIMB = """

@@ -14,6 +14,7 @@ import torch
 
 import alfx
 from alfx import gin_utils
+from alfx.checkpoints import module_states
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.checkpoints.files import CheckpointError
 from alfx.gin_utils import ConfError
@@ -21,7 +22,6 @@ from alfx.metrics.metrics import AverageEpisodeLengthMetric, AverageReturnMetric
 from alfx.runs import run_files
 from alfx.runs.callbacks import Callback, EpisodeLog, KeepBestCheckpoint, StopWithoutImprovement, TrainingRun
 from alfx.runs.evaluator import read_results
-from alfx.trainers import callback_runner
 from alfx.trainers.callback_runner import CallbackError, CallbackRunner
 from alfx.utils import processes
 
@@ -375,7 +375,7 @@ class Range(NamedTuple):
 @pytest.mark.parametrize('value', [collections.defaultdict(int, a=1), Range(), (1, Range())])
 def test_a_state_that_a_checkpoint_could_not_hold_is_rejected(value):
     with pytest.raises(TypeError, match='expected numbers, strings, tensors, None, and lists and dicts of these'):
-        callback_runner._check_plain(value)
+        module_states.check_plain(value)
 
 
 def test_an_unknown_metric_is_rejected_with_the_nearest_name():

@@ -168,6 +168,14 @@ def test_the_conf_can_override_the_decision(tmp_path, torch_settings):
     assert tuning == (2, 'high', None)
 
 
+def test_a_run_is_resumed_with_at_most_as_many_threads_as_cores(tmp_path, torch_settings, monkeypatch):
+    monkeypatch.setattr(cpu_tuning, 'num_cores', lambda: 1)
+    config = make_config(tmp_path, num_threads=None, float32_matmul_precision=None)
+    assert cpu_tuning.choose_again(cpu_tuning.Tuning(2, 'highest'), config).num_threads == 1
+    config.num_threads = 2
+    assert cpu_tuning.choose_again(cpu_tuning.Tuning(1, 'highest'), config).num_threads == 2
+
+
 def test_progress_is_printed_in_lines_without_a_terminal(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_display.time, 'monotonic', lambda: now[0])
@@ -262,7 +270,8 @@ def test_an_outlier_among_four_runs_does_not_move_the_curve():
 def test_curves_use_environment_steps_unless_a_run_trained_without(tmp_path):
     acting = make_run(tmp_path / '1', 'a', [(0, 0), (10, 1)])
     offline_first = make_run(tmp_path / '2', 'b', [(0, 0), (0, 1), (10, 2)])
-    assert curves.axis_of([acting]) == 'env_steps'
+    slow = make_run(tmp_path / '3', 'c', [(0, 0), (0, 1), *((i, i) for i in range(1, 60))])  # unroll_length = 0.25
+    assert curves.axis_of([acting]) == curves.axis_of([acting, slow]) == 'env_steps'
     assert curves.axis_of([acting, offline_first]) == 'iteration'
 
 

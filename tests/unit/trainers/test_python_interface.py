@@ -107,6 +107,16 @@ def test_a_continuous_action_is_in_bounds_and_equals_that_of_evaluation(tmp_path
     assert np.array_equal(policy.predict(np.array([1.0, 0.0, 0.5])), action)
 
 
+def test_rewards_of_a_gymnasium_vector_environment_become_float32(tmp_path, monkeypatch):
+    alfx.train('ppo_pendulum', SMALL, str(tmp_path / 'run'))
+    policy, rewards = alfx.load(str(tmp_path / 'run'), batch_size=2), []
+    step = policy.step
+    monkeypatch.setattr(policy, 'step', lambda step_type, reward, *rest: rewards.append(reward) or step(
+        step_type, reward, *rest))
+    policy.predict(np.zeros((2, 3)), reward=np.array([0.5, 1.0]))
+    assert rewards[0].dtype == torch.float32 and rewards[0].tolist() == [0.5, 1.0]
+
+
 def test_conf_errors_raise_as_in_the_programs(tmp_path):
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
         alfx.train('ppo_cart_pole', {'ppo/Adam.lrr': 0.1}, str(tmp_path / 'run'))

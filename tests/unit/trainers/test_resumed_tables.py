@@ -1,6 +1,7 @@
 """A resumed run and an uninterrupted run write the same ``progress.csv``."""
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,3 +84,23 @@ def test_a_complete_run_keeps_its_final_return_if_trained_again(tmp_path):
         alfx.train('ppo_cart_pole', SMALL, run)
         events = b''.join(path.read_bytes() for path in (tmp_path / 'run' / 'train').glob('events*'))
         assert events.count(b'final/return') == 1
+
+
+def test_a_value_logged_at_the_end_of_one_long_iteration_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_summary, '_LONGEST_WITHOUT_CHECKPOINT', 0.0)
+    run = str(tmp_path / 'run')
+    alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.num_iterations': 1, 'TrainerConfig.evaluate': True,
+                                 'TrainerConfig.num_eval_episodes': 1,
+                                 'TrainerConfig.callbacks': ['@KeepBestCheckpoint']}, run)
+    assert 'best/' in (tmp_path / 'run' / 'progress.csv').read_text()
+
+
+@pytest.mark.parametrize('datasets, steps', [((), [5, 10, 3]), (('data', ), [5, 10, 15])])
+def test_trackers_have_one_axis_for_the_whole_run(datasets, steps):
+    summary = run_summary.RunSummary.__new__(run_summary.RunSummary)
+    summary._config = SimpleNamespace(offline_datasets=lambda: datasets)
+    sent = []
+    summary._trackers = SimpleNamespace(log=lambda values, step: sent.append(step))
+    for counter, env_steps in ((5, 0), (10, 0), (15, 3)):
+        summary._track({'global_counter': counter, 'env_steps': env_steps})
+    assert sent == steps
