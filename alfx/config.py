@@ -393,13 +393,10 @@ class TrainerConfig:
             conflict(self.async_actor_field, f'= {getattr(self, self.async_actor_field)!r}, but '
                      "TrainerConfig.ml_type = 'sl' has no environments", 'leave it out')
         self._add_acting_conflicts(conflict)
-        self._add_axis_conflicts(conflict)
-        return problems
-
-    def _add_axis_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
         if self.summary_axis == 'env_steps' and not (self.ml_type == 'rl' and self.collects):
             conflict('summary_axis', "= 'env_steps', but no environment is stepped: all summaries would be at 0",
                      "leave it out, or set it to 'global_counter'")
+        return problems
 
     def _add_acting_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

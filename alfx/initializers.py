@@ -158,7 +158,7 @@ def _integrated_gain(nonlinearity: Callable[[torch.Tensor], torch.Tensor]) -> fl
         column = z.unsqueeze(1)
         try:
             values = nonlinearity(column.clone())
-        except RuntimeError:  # it needs another number of features, as nn.PReLU with a slope for each
+        except (RuntimeError, IndexError, ValueError):  # it needs other features, as nn.PReLU with a slope for each
             return 1.0
         if values.shape != column.shape or not _is_elementwise(nonlinearity, z):
             return 1.0

@@ -201,12 +201,15 @@ class BoundedTensorSpec(TensorSpec):
         super().__init__(shape, dtype)
         self._minimum = self._as_bound(minimum, 'minimum')
         self._maximum = self._as_bound(maximum, 'maximum')
-        if self.numel and np.any(np.broadcast_to(self._minimum, self._shape) > np.broadcast_to(self._maximum,
-                                                                                              self._shape)):
-            raise SpecError(f'minimum exceeds maximum in {self}')
+        if self.numel and not np.all(np.broadcast_to(self._minimum, self._shape) <= np.broadcast_to(self._maximum,
+                                                                                                   self._shape)):
+            raise SpecError(f'minimum exceeds maximum, or a bound is NaN, in {self}')
 
     def _as_bound(self, value: Any, name: str) -> np.ndarray:
-        array = np.array(value, dtype=_numpy_dtype(self._dtype))
+        with np.errstate(invalid='ignore'):
+            array = np.asarray(value).astype(_numpy_dtype(self._dtype))
+        if self.is_discrete and not np.array_equal(array, value):
+            raise SpecError(f'{name}: expected numbers of type {torch_dtype_to_str(self._dtype)}, found {value}')
         try:
             np.broadcast_shapes(array.shape, tuple(self._shape))
             if array.ndim:
@@ -267,7 +270,7 @@ class BoundedTensorSpec(TensorSpec):
             return (low + (uniform * (high - low + 1)).floor().to(torch.int64)).to(self._dtype)
         if not (np.all(np.isfinite(self._minimum)) and np.all(np.isfinite(self._maximum))):
             raise SpecError(f'cannot sample uniformly from {self}: its bounds are infinite')
-        return (low + uniform * (high - low)).to(self._dtype)
+        return (low + uniform * (high.double() - low)).to(self._dtype)
 
     def numpy_sample(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
         """:meth:`sample` as a numpy array."""

@@ -271,7 +271,8 @@ class Agent(RLAlgorithm):
 
     def own_capabilities(self) -> Capabilities:
         """Return the capabilities of the agent itself; infos are recomputed if only the policy acts in the rollout."""
-        is_plain = self._steps_alone(self._rewards_unrolls) and (self._rewards_unrolls or not self._changes_reward)
+        is_plain = (type(self).rollout_step is Agent.rollout_step and self._steps_alone(self._rewards_unrolls)
+                    and (self._rewards_unrolls or not self._changes_reward))
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,

@@ -91,6 +91,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         adopt_former_methods(cls)
+        step, sequence = (next(c for c in cls.__mro__ if name in vars(c)) for name in ('train_step', 'train_sequence'))
+        if cls.mro().index(step) < cls.mro().index(sequence) and not step.__module__.startswith('alfx.'):
+            cls.train_sequence = Algorithm.train_sequence  # type: ignore[method-assign]  # calls the step of the user
 
     # Properties ------------------------------------------------------------------------------------------------
 
@@ -202,7 +205,10 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         own, acting = self.own_capabilities(), self.policy_algorithm
         if not self._declares_capabilities():
             own = own._replace(traceable_update=False, traceable_prediction=False)
-        if overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}:  # a graph would bypass them
+            if type(self).train_sequence is Algorithm.train_sequence and nest.flatten(self._train_state_spec):
+                own = own._replace(trains_sequences_at_once=False)
+        if (overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}  # a graph would bypass them
+                or type(self).transform_experience is not Algorithm.transform_experience):
             own = own._replace(traceable_update=False)
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
@@ -355,7 +361,14 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         self._replay_buffer.add_batch(exp, exp.time_step.env_id)  # type: ignore[union-attr]
 
     def observe_sequence_for_replay(self, exp: Experience) -> None:
-        """Store ``T`` consecutive steps of all environments at once: ``[T, B, ...]``."""
+        """Store ``T`` consecutive steps of all environments at once: ``[T, B, ...]``.
+
+        An :meth:`observe_for_replay` that a subclass overrides is called for each step.
+        """
+        if type(self).observe_for_replay is not Algorithm.observe_for_replay:
+            for t in range(exp.step_type.shape[0]):
+                self.observe_for_replay(nest.map_structure(lambda x: x[t], exp))  # noqa: B023 - called immediately
+            return
         exp = self._prepare_for_replay(exp)
         if self._replay_buffer is None:
             self.build_replay_buffer(extract_spec(exp, from_dim=2))
@@ -618,9 +631,9 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             for part in self.modules():
                 if isinstance(part, Algorithm):
                     part.check_config(self._config)
+        self._capabilities = self._joined_capabilities()
         if self.data_transformer is not None:  # checkpoints contain its statistics once
             self.add_module('_root_data_transformer', self.data_transformer)
-        self._capabilities = self._joined_capabilities()
         for part in self.modules():
             if isinstance(part, Algorithm) and not part._declares_capabilities() and (
                     part.own_capabilities().traceable_update):
@@ -630,8 +643,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         config = self._config
         if config is None or not has_checkpoint(config.root_dir):
             self.preload_checkpoints()
-        if config is not None and config.summarize_gradient_noise_scale:  # checkpoints contain its averages
-            self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
+        if config is not None and config.summarize_gradient_noise_scale:
+            self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
             self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
 
@@ -810,21 +823,12 @@ class Loss(Algorithm):
         super().__init__(name=name)
         self._loss_weight = loss_weight
 
-    def _step(self, inputs: NestedTensor) -> AlgStep:
+    def predict_step(self, inputs: NestedTensor, state: NestedTensor = None,
+                     rollout_info: NestedTensor = None) -> AlgStep:
+        """Return ``inputs`` as ``info``."""
         return AlgStep(output=(), state=(), info=inputs)
 
-    def predict_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Return ``inputs`` as ``info``."""
-        return self._step(inputs)
-
-    def rollout_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
-        """Return ``inputs`` as ``info``."""
-        return self._step(inputs)
-
-    def train_step(self, inputs: NestedTensor, state: NestedTensor = None,
-                   rollout_info: NestedTensor = None) -> AlgStep:
-        """Return ``inputs`` as ``info``."""
-        return self._step(inputs)
+    rollout_step = train_step = predict_step
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """Return the loss ``info`` ``[T, B]`` multiplied by the weight."""

@@ -459,8 +459,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
 
     def own_capabilities(self) -> Capabilities:
         """Return the most general capabilities, which the wrapped algorithm restricts."""
+        recomputes = type(self).rollout_step is RLAlgWrapper.rollout_step
         return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True,
-                                                   recomputes_rollout_info=True, traceable_prediction=True)
+                                                   recomputes_rollout_info=recomputes, traceable_prediction=True)
 
     @property
     def policy_algorithm(self) -> Algorithm:

@@ -343,7 +343,7 @@ class RandomShift(SimpleDataTransformer):
 
 
 @configurable
-class ActionMask(DataTransformer):
+class ActionMask(SimpleDataTransformer):
     """Uses a field of the observation as the mask of valid actions: policies and Q networks then choose among valid
     actions.
 
@@ -387,9 +387,6 @@ class ActionMask(DataTransformer):
                 'least one at every step before the last of an episode; the environment has to end the episode, or '
                 'allow an action')
         return transformed, steps + 1
-
-    def transform_experience(self, experience: Experience) -> Experience:
-        return experience._replace(time_step=self._transform(experience.time_step))
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation

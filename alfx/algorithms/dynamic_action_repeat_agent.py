@@ -228,11 +228,6 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
 
     # Replay ----------------------------------------------------------------------------------------------------
 
-    def observe_sequence_for_replay(self, exp: Experience) -> None:
-        """Store the decisions among the steps ``[T, B, ...]``."""
-        for t in range(exp.step_type.shape[0]):
-            self.observe_for_replay(nest.map_structure(lambda x: x[t], exp))  # noqa: B023 - called immediately
-
     def observe_for_replay(self, exp: Experience) -> None:
         """Store one step of the environments ``[B]`` in which it is a decision."""
         chosen = exp.rollout_info.is_decision.nonzero().squeeze(1)

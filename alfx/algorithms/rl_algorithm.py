@@ -442,8 +442,15 @@ class RLAlgorithm(Algorithm):
         self._metrics.observe_step(time_step)
 
     def observe_unroll(self, env_steps: TimeStep) -> None:
-        """Update all metrics with step types, rewards, discounts and infos ``[T, B, ...]`` of the environment."""
-        self._metrics.observe(env_steps)
+        """Update all metrics with step types, rewards, discounts and infos ``[T, B, ...]`` of the environment.
+
+        An :meth:`observe_for_metrics` that a subclass overrides is called for each step.
+        """
+        if type(self).observe_for_metrics is RLAlgorithm.observe_for_metrics:
+            self._metrics.observe(env_steps)
+            return
+        for t in range(env_steps.step_type.shape[0]):
+            self.observe_for_metrics(nest.map_structure(lambda x: x[t], env_steps))  # noqa: B023 - called immediately
 
     def summarize_metrics(self) -> None:
         """Log the averages of the latest episodes."""

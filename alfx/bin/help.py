@@ -98,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     sys.path.insert(0, os.getcwd())
     for module in args.module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            sys.exit(f'--module {module}: {error}')
     lines = _lines_of_class(name, known)
     print('\n'.join(lines), file=sys.stdout if lines[0].startswith(('@', 'alfx.')) else sys.stderr)
     return 0 if lines[0].startswith(('@', 'alfx.')) else 2

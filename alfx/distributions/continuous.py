@@ -51,11 +51,6 @@ class _DiagonalBase(td.Independent):
         shape = self._param_shape()
         return shape[len(shape) - self.reinterpreted_batch_ndims:]
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return samples ``[*sample_shape, ..., D]`` without gradient."""
-        with torch.no_grad():
-            return self.rsample(torch.Size(sample_shape))
-
 
 class DiagMultivariateNormal(_DiagonalBase):
     """Normal distribution with a diagonal covariance.
@@ -262,10 +257,6 @@ class _Diagonal(_DiagonalBase):
 
     def _param_shape(self) -> torch.Size:
         return getattr(self.base_dist, 'batch_shape', torch.Size())
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return samples ``[*sample_shape, ..., D]`` with gradient."""
-        return self.base_dist.rsample(torch.Size(sample_shape))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """Return the distribution with its batch dimensions expanded to ``batch_shape``."""

@@ -197,7 +197,7 @@ class ShiftedCategorical(Categorical):
         """Return the log-probability of ``value``."""
         if self._validate_args:
             self._validate_sample(value)
-        return _gather_log_prob(self.logits, value - self.start)
+        return _gather_log_prob(self.logits, value.long() - self.start)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all values, ``[N, ...]``."""

@@ -14,6 +14,8 @@ from alfx.distributions.discrete import sum_event
 from alfx.distributions.nests import TransformChain, rebuilt
 from alfx.distributions.transforms import AffineTransform, is_elementwise
 
+_CACHED = (td.ComposeTransform, td.transforms._InverseTransform)  # they return the last result for the same tensor
+
 
 class TransformedDistribution(td.TransformedDistribution):
     """Distribution of ``y = f(x)`` for ``x`` of ``base_dist`` and a chain ``f`` of elementwise bijections.
@@ -56,13 +58,13 @@ class TransformedDistribution(td.TransformedDistribution):
     def _forward(self, x: Tensor) -> list[Tensor]:
         values = [x]
         for t in self.transforms:
-            values.append(t(values[-1]) if isinstance(t, td.ComposeTransform) else t._call(values[-1]))
+            values.append(t(values[-1].clone()) if isinstance(t, _CACHED) else t._call(values[-1]))
         return values
 
     def _inverse(self, y: Tensor) -> list[Tensor]:
         values = [y]
         for t in reversed(self.transforms):
-            values.append(t.inv(values[-1]) if isinstance(t, td.ComposeTransform) else t._inverse(values[-1]))
+            values.append(t.inv(values[-1].clone()) if isinstance(t, _CACHED) else t._inverse(values[-1]))
         return values[::-1]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:

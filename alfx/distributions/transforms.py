@@ -229,7 +229,7 @@ class Softclip(_Elementwise):
         return y.clamp(self._low, self._high)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        margin = (self._high - self._low) * torch.finfo(y.dtype).eps
+        margin = max(self._high - self._low, abs(self._low), abs(self._high)) * torch.finfo(y.dtype).eps
         y = y.clamp(self._low + margin, self._high - margin)
         above, below = (y - self._low) / self._softness, (self._high - y) / self._softness
         return y + self._softness * (torch.log(-torch.expm1(-above)) - torch.log(-torch.expm1(-below)))

@@ -107,6 +107,7 @@ def _mills_ratio(z: Tensor) -> Tensor:
 
 
 _LARGE = 25.0
+_FAR = 1e30  # stands for infinite bounds, whose gradients would be NaN
 
 
 class CauchyITS(InverseTransformSampling):
@@ -185,8 +186,8 @@ class TruncatedDistribution(td.Distribution):
     def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float,
                  its: InverseTransformSampling):
         self._loc, self._scale = torch.broadcast_tensors(loc, scale)
-        self._lower, self._upper = (b.to(loc) if isinstance(b, Tensor) else float(b)
-                                    for b in (lower_bound, upper_bound))
+        self._lower, self._upper = (b.to(loc).clamp(-_FAR, _FAR) if isinstance(b, Tensor) else
+                                    min(max(float(b), -_FAR), _FAR) for b in (lower_bound, upper_bound))
         self._its = its
 
     @property
@@ -250,7 +251,7 @@ class TruncatedDistribution(td.Distribution):
         x = torch.where(usable, self._its.icdf(torch.where(usable, p, 0.25)), b)
         x = torch.minimum(torch.maximum(x, a), b)
         value = self._loc + self._scale * torch.where(mirrored, -x, x)
-        return value.clamp(self._lower, self._upper)
+        return value.clamp_min(self._lower).clamp_max(self._upper)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box.

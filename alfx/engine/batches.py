@@ -26,16 +26,6 @@ _STEPS_AT_ONCE = 2**12
 _Drawn = tuple[BatchInfo, Experience, StaticBatch | None]
 
 
-class StaticBatchRequest(NamedTuple):
-    """Request to read samples into the same memory each time, for updates that run from traced graphs.
-
-    Attributes:
-        in_place: whether the graph computes on that memory itself, so that there has to be one minibatch only.
-    """
-
-    in_place: bool
-
-
 class WholeBuffer(NamedTuple):
     """Everything in the replay buffer, ready for epochs of training.
 
@@ -145,7 +135,8 @@ class Batches:
                 buffer, length, settings.initial_collect_steps):
             return []
         if any(isinstance(source.source, ReplayBuffer) and not minibatches.can_sample(
-                source.source, length, settings.initial_collect_steps) for source in sources):
+                source.source, length, settings.initial_collect_steps if source.source is buffer else 0)
+               for source in sources):
             return []
         if stage is Stage.ONLINE:
             return sources
@@ -155,13 +146,15 @@ class Batches:
         offline = BatchSource(stored, size, as_scheduler(settings.offline_loss_weight), is_offline=True)
         return [*sources, offline] if offline.current_weight() else sources
 
-    def draw(self, sources: Sequence[BatchSource], count: int, static: StaticBatchRequest | None) -> Iterator[Sample]:
+    def draw(self, sources: Sequence[BatchSource], count: int, static: bool | None) -> Iterator[Sample]:
         """Yield ``count`` minibatches, each with a fresh sample of every source.
 
         Args:
             sources: see :meth:`sources`.
             count: number of minibatches.
-            static: read samples into the same memory each time, if possible; only for a single source.
+            static: None, or read samples into the same memory each time, if possible, for updates that run from traced
+                graphs; True if the graph computes on that memory itself, so that there has to be one minibatch only.
+                For a single source.
         """
         for drawn in zip(*(self._drawn(source, count, static) for source in sources)):
             yield self._sample(sources, drawn)
@@ -171,13 +164,13 @@ class Batches:
         length = (self._settings.mini_batch_length or 1) - self._algorithm.capabilities.bootstraps_sequences
         return length * sum(source.batch_size for source in sources)
 
-    def _drawn(self, source: BatchSource, count: int, static: StaticBatchRequest | None) -> Iterator[_Drawn]:
+    def _drawn(self, source: BatchSource, count: int, static: bool | None) -> Iterator[_Drawn]:
         """Yield ``count`` transformed samples ``[source.batch_size, length, ...]`` and their origins."""
         buffer, length, per_draw = source.source, self._settings.mini_batch_length or 1, 1
         if isinstance(buffer, ReplayBuffer):
             per_draw = min(minibatches.samples_per_draw(buffer, source.batch_size * length), count)
             if static is not None:
-                self._prepare_reader(source, length, 1 if static.in_place else per_draw)
+                self._prepare_reader(source, length, 1 if static else per_draw)
                 if self.reader is not None:
                     return ((info, batch.experience, batch) for info, batch in self.reader.draw(count, per_draw))
         return self._transformed_samples(buffer, source.batch_size, length, count, per_draw)

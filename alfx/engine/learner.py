@@ -13,7 +13,7 @@ from alfx.config import TrainerConfig
 from alfx.data_structures import Experience
 from alfx.engine.auxiliary_phase import AuxiliaryPhase
 from alfx.engine.batch_sources import Sample, Stage, stage_of, update_priorities, weights_of
-from alfx.engine.batches import Batches, StaticBatchRequest
+from alfx.engine.batches import Batches
 from alfx.engine.collector import Collector, Due
 from alfx.engine.contract import Acts
 from alfx.engine.plan import Batch, Computed
@@ -174,11 +174,11 @@ class Learner:
                 self._update_from(sample, counts)
         return updates * self.batches.num_steps(sources)
 
-    def _static_batches(self, losses: Losses) -> StaticBatchRequest | None:
+    def _static_batches(self, losses: Losses) -> bool | None:
         if not self._algorithm.capabilities.traceable_update:
             return None
         plan = self.updater.plan(losses)
-        return StaticBatchRequest(in_place=plan.accepts_static_batches) if plan.supports_static_batches else None
+        return plan.accepts_static_batches if plan.supports_static_batches else None
 
     @property
     def _records_every_update(self) -> bool:

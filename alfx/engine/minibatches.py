@@ -55,7 +55,8 @@ def check_sequences(settings: TrainerConfig, capabilities: Capabilities = Capabi
             'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of '
             'varying length cannot be cut into sequences of this length',
             'set mini_batch_length to 1, or set unroll_length')])
-    if settings.trains_on_whole_unrolls and length > 1 and settings.unroll_length % length:
+    if (settings.trains_on_whole_unrolls and settings.mini_batch_length and length > 1
+            and settings.unroll_length % length):
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
             f'{settings.unroll_length}: an unroll cannot be cut into sequences of this length',

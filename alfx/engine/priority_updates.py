@@ -9,6 +9,7 @@ import torch
 from alfx import context
 from alfx.config import TrainerConfig
 from alfx.data_structures import BatchInfo, LossInfo
+from alfx.utils.schedulers import as_scheduler
 
 
 def importance_weights(config: TrainerConfig, batch_info: BatchInfo) -> BatchInfo:
@@ -29,7 +30,7 @@ def importance_weights(config: TrainerConfig, batch_info: BatchInfo) -> BatchInf
     relative = batch_info.importance_weights
     if not isinstance(relative, torch.Tensor):
         return batch_info
-    weights = relative**-_value(config.priority_replay_beta)
+    weights = relative**-as_scheduler(config.priority_replay_beta)()
     if config.normalize_importance_weights_by_max:
         weights = weights / context.cat_over_ranks(weights).max()
     return batch_info._replace(importance_weights=weights)
@@ -53,9 +54,5 @@ def update_priorities(config: TrainerConfig, buffer: Any, batch_info: BatchInfo,
     if not isinstance(priority, torch.Tensor):
         raise ValueError('TrainerConfig.priority_replay = True: expected a LossInfo with priority, found none; set '
                          'calculate_priority = True for the policy algorithm, or choose one that supports it')
-    scaled = (priority.detach() + config.priority_replay_eps)**_value(config.priority_replay_alpha)
+    scaled = (priority.detach() + config.priority_replay_eps)**as_scheduler(config.priority_replay_alpha)()
     buffer.update_priority(batch_info.env_ids, batch_info.positions, scaled)
-
-
-def _value(number_or_schedule: Any) -> float:
-    return float(number_or_schedule() if callable(number_or_schedule) else number_or_schedule)

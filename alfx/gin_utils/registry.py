@@ -20,6 +20,7 @@ from typing import Any, Optional, Union
 import gin
 
 from alfx.gin_utils import locations, settings, trust, value_checks
+from alfx.gin_utils.conf_error import ConfError
 
 # Keyword that asks a registered step function for the plain function.
 _RESOLVE = '_alfx_resolve_'
@@ -131,6 +132,8 @@ def register_by_path(selector: str) -> bool:
         target = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return False
+    except Exception as error:  # the module may raise anything
+        raise ConfError(f"cannot import '{module}': {type(error).__name__}: {error}") from error
     if inspect.isroutine(target):
         register_function(target, name, module)
     elif inspect.isclass(target):

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from alfx.utils import math_ops
+
 _ELEMENTWISE_NAMES = (
     'relu tanh sigmoid exp log log1p abs square sqrt sin cos sign selu celu relu6 elu leaky_relu gelu silu mish '
     'softplus softsign hardtanh hardswish hardsigmoid logsigmoid tanhshrink softshrink hardshrink').split()
@@ -21,7 +23,7 @@ def _function_tables() -> tuple[dict[Any, Any], set[Any]]:
     """Return the in-place functions with their counterparts, and all elementwise functions."""
     out_of_place_of: dict[Any, Any] = {}
     elementwise: set[Any] = set()
-    for module in (torch, F):
+    for module in (torch, F, math_ops):
         for name in _ELEMENTWISE_NAMES:
             function = getattr(module, name, None)
             in_place = getattr(module, name + '_', None)

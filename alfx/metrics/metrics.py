@@ -55,9 +55,7 @@ class StepMetric(HostModule):
         """Update the metric with one time step ``[B, ...]``."""
         self.update(StepSequence(time_step, stacked=False))
 
-    def call(self, time_step: TimeStep) -> None:
-        """Update the metric with one time step ``[B, ...]``, like calling it."""
-        self.update(StepSequence(time_step, stacked=False))
+    call = forward
 
     def call_sequence(self, time_steps: TimeStep) -> None:
         """Update the metric with consecutive time steps ``[T, B, ...]``; the result is the same as after T calls."""

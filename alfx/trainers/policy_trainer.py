@@ -230,7 +230,9 @@ class Trainer:
         counter, iteration, interval = context.get_global_counter(), self._state.iteration, self._summary_interval
         counts_iterations = self._config.num_summaries is not None
         done = iteration if counts_iterations else counter
-        if self._config.summarize_first_interval and done < interval or self._is_last_iteration():
+        first = self._config.summarize_first_interval and done < interval and (
+            counts_iterations or counter > self._state.last_summary)  # not in iterations without an update
+        if first or self._is_last_iteration():
             return True
         if counts_iterations:
             return iteration % interval == 0
@@ -304,7 +306,7 @@ class Trainer:
 
     def _create_environment(self) -> Any:
         """Create the training environments; None in supervised learning."""
-        raise NotImplementedError
+        return None
 
     def _start_acting(self) -> Any:
         """Start asynchronous actors and return the source of their unrolls, or None."""
@@ -316,7 +318,7 @@ class Trainer:
 
     def _metrics(self) -> list[Any]:
         """Return the metrics to log."""
-        raise NotImplementedError
+        return []
 
     def _num_environments(self) -> int:
         """Return the number of environments of all ranks."""
@@ -761,14 +763,8 @@ class SLTrainer(Trainer):
             if check is not None:
                 check()
 
-    def _create_environment(self) -> Any:
-        return None
-
     def _create_evaluator(self) -> RunEvaluator:
         return SupervisedEvaluator(self._config)
-
-    def _metrics(self) -> list[Any]:
-        return []
 
     def _work(self) -> cpu_tuning.Work:
         return cpu_tuning.Work(self._config.mini_batch_size or 64)

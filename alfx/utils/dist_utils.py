@@ -354,7 +354,7 @@ def get_mode(dist: td.Distribution) -> Tensor:
     if isinstance(dist, td.TransformedDistribution):
         mode = get_mode(dist.base_dist)
         for transform in dist.transforms:
-            mode = transform(mode)
+            mode = transform(mode.clone())  # not the key of a cached pair, which may lack the gradient
         return mode
     if isinstance(dist, td.MixtureSameFamily):
         return _pick_component(dist, get_mode(dist.component_distribution))

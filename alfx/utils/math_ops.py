@@ -182,7 +182,7 @@ def weighted_reduce_mean(x: Tensor, weight: Tensor, dim: int | Sequence[int] = (
     weight = weight.to(x.dtype).expand_as(x)
     dims = (dim, ) if isinstance(dim, int) else tuple(dim) or tuple(range(x.dim()))
     total = weight.sum(dims)
-    return (x * weight).sum(dims) / torch.where(total == 0, torch.ones_like(total), total)
+    return (torch.where(weight != 0, x, 0) * weight).sum(dims) / torch.where(total == 0, torch.ones_like(total), total)
 
 
 def sum_to_leftmost(value: Tensor, dim: int) -> Tensor:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 import gin
+import numpy as np
 
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
@@ -164,15 +165,7 @@ class LinearScheduler(_ScheduleOfPairs):
 
     def __call__(self) -> float:
         """Return the current number."""
-        progress, points, values = self.progress(), self._progresses, self._values
-        after = bisect.bisect_right(points, progress)
-        if after == 0:
-            return values[0]
-        if after == len(points):
-            return values[-1]
-        before = after - 1
-        weight = (progress - points[before]) / (points[after] - points[before])
-        return values[before] + weight * (values[after] - values[before])
+        return float(np.interp(self.progress(), self._progresses, self._values))
 
 
 @configurable
@@ -232,12 +225,13 @@ class CyclicalScheduler(Scheduler):
 
     def __call__(self) -> float:
         """Return the current number."""
-        halves, within = divmod(self.progress(), self._half_cycle_size)
-        at_base = int(halves) % 2 == 0
+        halves = self.progress() / self._half_cycle_size
+        begun = math.floor(halves + 1e-9)  # rounding
+        at_base = begun % 2 == 0
         start, end = (self._base, self._bound) if at_base else (self._bound, self._base)
         if self._switch_mode == 'step':
             return start
-        return start + (end - start) * within / self._half_cycle_size
+        return start + (end - start) * (halves - begun)
 
     def final_value(self) -> float:
         """Return ``bound_lr``, because the final number depends on the length of the run."""

@@ -77,10 +77,6 @@ def is_same_spec(spec1: NestedTensorSpec, spec2: NestedTensorSpec) -> bool:
 
 def consistent_with_spec(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int = 0) -> bool:
     """Return whether ``nested`` has the structure, shapes (from ``from_dim`` on) and dtypes of ``spec``."""
-    if nest.structure(nested) != nest.structure(spec):
-        return False
-
-    def matches(tensor: Any, wanted: Any) -> bool:
-        return tuple(tensor.shape[from_dim:]) == tuple(wanted.shape) and tensor.dtype == wanted.dtype
-
-    return all(map(matches, nest.flatten(nested), nest.flatten(spec)))
+    return nest.structure(nested) == nest.structure(spec) and all(
+        tuple(tensor.shape[from_dim:]) == tuple(wanted.shape) and tensor.dtype == wanted.dtype
+        for tensor, wanted in zip(nest.flatten(nested), nest.flatten(spec)))

@@ -63,6 +63,7 @@ def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = Non
 
     def variance(x: Tensor) -> Tensor:
         count = weight.sum(dim, keepdim=True).clamp_min(1.0)
+        x = torch.where(weight > 0, x, 0.0)  # NaN in elements that do not count
         centered = x - (x * weight).sum(dim, keepdim=True) / count
         result = (centered.square() * weight).sum(dim, keepdim=True) / count
         return result.reshape(()) if dim is None else result.squeeze(dim)

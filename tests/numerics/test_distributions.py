@@ -109,10 +109,32 @@ def test_actions_of_a_beta_policy_have_a_finite_density_within_any_bounds(low, h
 
 
 @pytest.mark.parametrize('transform', [du.SoftclipTF(-1.0, 1.0, 0.1), du.Softlower(-1.0, 0.1), du.Softupper(1.0, 0.1),
-                                       du.Softclip(-1.0, 1.0, 0.1)])
+                                       du.Softclip(-1.0, 1.0, 0.1), du.Softclip(20.0, 25.0, 0.1)])
 def test_actions_at_a_soft_limit_have_a_finite_density(transform):
     normal = du.DiagMultivariateNormal(torch.zeros(20_000, 1), torch.full((20_000, 1), 3.0))
     assert stored_action_log_prob(td.TransformedDistribution(normal, transform)).isfinite().all()
+
+
+@pytest.mark.parametrize('transform', [du.StableTanh(), du.Softlower(-0.5, 0.4)])
+def test_cached_pairs_of_transforms_change_neither_gradients_nor_values(transform):
+    loc = torch.zeros(1, requires_grad=True)
+    dist = du.TransformedDistribution(du.DiagMultivariateNormal(loc, 1.0), [transform])
+    with torch.no_grad():
+        assert du.get_mode(dist) == dist.mode
+    assert du.get_rmode(dist).requires_grad and dist.mode.requires_grad
+    action = torch.full((1, ), 0.5)
+    first = dist.log_prob(action)
+    action.fill_(0.9)  # a buffer that is used again
+    torch.testing.assert_close(dist.log_prob(action), dist.log_prob(torch.full((1, ), 0.9)))
+    assert not torch.equal(first, dist.log_prob(action))
+
+
+def test_inverse_transforms_agree_with_torch():
+    normal, inverse = td.Normal(torch.zeros(1), 1.0), du.AffineTransform(1.0, 2.0).inv
+    dist = du.TransformedDistribution(du.DiagMultivariateNormal(torch.zeros(1), 1.0), [inverse])
+    value = dist.sample()
+    torch.testing.assert_close(dist.log_prob(value.clone()), td.TransformedDistribution(
+        normal, [td.AffineTransform(1.0, 2.0).inv]).log_prob(value).sum(-1))
 
 
 TRANSFORMS = [du.StableTanh(), du.Softsign(), du.Softplus(0.3), du.Softclip(-1.0, 2.0, 0.2), du.Softlower(-0.5, 0.4),

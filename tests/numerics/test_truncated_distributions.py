@@ -97,10 +97,12 @@ def test_gradients_of_truncated_densities_are_differences_of_them(cls, loc, scal
                                rtol=2e-3, atol=5e-6)
 
 
+@pytest.mark.parametrize('far', [1e30, float('inf')])
 @pytest.mark.parametrize('cls', list(SHAPES))
-def test_truncated_distributions_without_bounds_are_untruncated(cls):
+def test_truncated_distributions_without_bounds_are_untruncated(cls, far):
     loc = torch.tensor([0.3], requires_grad=True)
-    dist = cls(loc, torch.tensor([0.5]), -1e30, 1e30)
+    dist = cls(loc, torch.tensor([0.5]), -far, torch.tensor([far]))
+    assert torch.autograd.grad(dist.rsample().sum(), loc)[0].isfinite().all()
     plain = {du.TruncatedNormal: td.Normal, du.TruncatedCauchy: td.Cauchy,
              du.TruncatedT2: lambda loc, scale: td.StudentT(2.0, loc, scale)}[cls](loc, 0.5)
     value = torch.tensor([2.0])

@@ -34,6 +34,7 @@ def test_non_elementwise_and_zero_activations_have_gain_one():
     assert activation_gain(lambda x: x.sum(dim=-1)) == 1.0
     assert activation_gain(torch.zeros_like) == 1.0
     assert activation_gain(nn.Softmax(dim=-1)) == 1.0
+    assert activation_gain(nn.Softmax2d()) == activation_gain(partial(torch.softmax, dim=-3)) == 1.0  # of channels
 
 
 @pytest.mark.parametrize('distribution', ['truncated_normal', 'normal', 'untruncated_normal', 'uniform'])

@@ -1,4 +1,6 @@
 """Specs: names of dtypes, specs in confs, and zeros within their bounds."""
+import math
+
 import gin
 import pytest
 import torch
@@ -48,3 +50,18 @@ def test_nearest_zeros_lie_within_the_bounds(spec, nearest):
     found = spec.nearest_zeros((3, ))
     assert found.dtype == spec.dtype and found.tolist() == [nearest] * 3
     found[0] = found[1]  # it can be written to
+
+
+@pytest.mark.parametrize('dtype, low, high, message', [
+    ('float32', math.nan, 1.0, 'a bound is NaN'), ('float32', 0.0, math.nan, 'a bound is NaN'),
+    ('int64', 0.5, 3, r'minimum: expected numbers of type .*int64, found 0.5'),
+    ('uint8', -1, 3, r'minimum: expected numbers of type .*uint8, found -1'),
+    ('int8', 0, [1, 200], r'maximum: expected numbers of type .*int8')])
+def test_bounds_that_the_dtype_does_not_have_are_rejected(dtype, low, high, message):
+    with pytest.raises(SpecError, match=message):
+        BoundedTensorSpec((2, ), dtype, low, high)
+
+
+def test_samples_between_wide_bounds_are_finite():
+    sample = BoundedTensorSpec.from_spec(TensorSpec((100, ))).sample()
+    assert sample.isfinite().all() and sample.max() > 1e38

@@ -11,6 +11,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import ObservationNormalizer
 from alfx.algorithms.documented_loops import CustomLearner
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -137,3 +138,12 @@ def test_a_first_update_without_a_trainer_assigns_the_optimizers():
 def test_a_learner_needs_a_configuration():
     with pytest.raises(ValueError, match='needs a TrainerConfig'):
         Loss().train_iter()
+
+
+def test_a_root_algorithm_with_a_normalizer_is_traced_like_an_agent():
+    env = PolicyUnittestEnv(4, 6, action_type=ActionType.Continuous)
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, **SAMPLES)
+    config.data_transformer = ObservationNormalizer(env.observation_spec())
+    algorithm = sac_in(env, config)
+    algorithm.finalize()
+    assert algorithm.capabilities.traceable_update and '_root_data_transformer' in dict(algorithm.named_children())

@@ -10,6 +10,7 @@ from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.batch_sources import (BatchConcatenator, SampleOrigin, BatchSource, Stage, concatenate, stage_of,
                                        weights_of)
+from alfx.engine import minibatches
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.utils.schedulers import LinearScheduler
 
@@ -183,7 +184,7 @@ def test_offline_hooks_are_called_with_the_phase(dataset):
                        ('after_train_iter', False)]
     assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update',
                        ('after_train_iter', True)]
-    assert seen[2] == seen[1]  # collected sequences are trained on at once
+    assert seen[2] == ['train_step', *seen[1]]
 
 
 def gradients(agent, sample, monkeypatch):
@@ -264,6 +265,15 @@ def test_an_algorithm_adds_its_own_batch_source(dataset, monkeypatch):
                                                               BatchSource(Source(), 2, weight=0.25)])
     iterate(agent, 2)
     assert asked == [(2, 2)] * 2
+
+
+def test_only_the_collected_buffer_waits_for_the_initial_steps(dataset, monkeypatch):
+    agent = make_agent('iql', dataset, unroll_length=4, config_args=dict(initial_collect_steps=20))
+    small = agent.offline_replay_buffer
+    monkeypatch.setattr(minibatches, 'has_collected', lambda buffer, steps: not steps or buffer is not small)
+    monkeypatch.setattr(agent, 'batch_sources', lambda share: [share, BatchSource(small, 2)])
+    iterate(agent, 2)
+    assert len(agent.learner.batches.sources(Stage.HYBRID)) == 3
 
 
 def test_offline_columns_of_a_batch_come_last_like_their_weights(dataset, monkeypatch):

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from alfx import layers, nest
 from alfx.layers.activations import is_elementwise, out_of_place
+from alfx.utils import math_ops
 from alfx.nest.utils import NestConcat
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
@@ -95,7 +96,8 @@ def test_in_place_activations_change_neither_input_nor_named_results():
     assert [y.tolist() for y in chain(x)] == [[[0, -2]], [[0, 0]]]
     branch = layers.Branch(torch.tanh_, partial(F.relu, inplace=True))
     branch(x)
-    assert x.tolist() == [[-1, 2]]
+    layers.Branch(math_ops.softsign_, torch.tanh_)(x)
+    assert x.tolist() == [[-1, 2]] and is_elementwise(math_ops.softsign_)
 
 
 def test_wrong_chains_are_rejected_by_name():

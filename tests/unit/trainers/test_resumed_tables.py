@@ -104,3 +104,22 @@ def test_trackers_have_one_axis_for_the_whole_run(datasets, steps):
     for counter, env_steps in ((5, 0), (10, 0), (15, 3)):
         summary._track({'global_counter': counter, 'env_steps': env_steps})
     assert sent == steps
+
+
+def test_no_rows_are_written_while_initial_steps_are_collected(tmp_path):
+    alfx.train('dqn_cart_pole', {
+        'TrainerConfig.random_seed': 1, 'TrainerConfig.num_threads': 1, 'TrainerConfig.num_env_steps': 80,
+        'TrainerConfig.initial_collect_steps': 60, 'TrainerConfig.unroll_length': 1, 'TrainerConfig.evaluate': False,
+        'TrainerConfig.mini_batch_size': 8, 'TrainerConfig.num_updates_per_train_iter': 1,
+        'create_environment.num_parallel_environments': 1, 'TrainerConfig.update_counter_every_mini_batch': True,
+        'TrainerConfig.num_summaries': None, 'TrainerConfig.summary_interval': 10,
+        'TrainerConfig.summarize_first_interval': True}, str(tmp_path / 'run'))
+    counters = [int(row['global_counter']) for row in run_files.read_table(str(tmp_path / 'run' / 'progress.csv'))]
+    assert 5 <= len(counters) < 30 and counters == sorted(set(counters))
+
+
+def test_unrolls_of_varying_length_are_trained_on_as_wholes(tmp_path):
+    alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.unroll_length': 3.5, 'TrainerConfig.mini_batch_length': None,
+                                 'create_environment.num_parallel_environments': 2}, str(tmp_path / 'run'))
+    rows = run_files.read_table(str(tmp_path / 'run' / 'progress.csv'))
+    assert int(rows[-1]['env_steps']) in range(38, 44), 'six unrolls of 3.5 steps in two environments'

@@ -116,6 +116,8 @@ def test_weighted_means():
     x, weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [3.0, 0.0]])
     assert math_ops.weighted_reduce_mean(x, weight).item() == 2.5  # (1 + 9) / 4
     assert math_ops.weighted_reduce_mean(x, weight, dim=0).tolist() == [2.5, 0.0]
+    x[0, 1] = torch.nan  # its weight is 0
+    assert math_ops.weighted_reduce_mean(x, weight).item() == 2.5
 
 
 def test_sums_over_the_trailing_dimensions():

@@ -45,6 +45,8 @@ def test_exponential_schedules_decay_by_the_rate_each_decay_time():
 def test_cyclical_schedules_go_back_and_forth():
     step = CyclicalScheduler('iterations', 1.0, 3.0, 10)
     assert values(step, [0, 9, 10, 19, 20, 35], 'iterations') == [1.0, 1.0, 3.0, 3.0, 1.0, 3.0]
+    tenths = CyclicalScheduler('percent', 0.0, 1.0, 0.1)
+    assert values(tenths, [i / 10 for i in range(11)]) == [0.0, 1.0] * 5 + [0.0]
     linear = CyclicalScheduler('iterations', 1.0, 3.0, 10, switch_mode='linear')
     assert values(linear, [0, 5, 10, 15, 20], 'iterations') == [1.0, 2.0, 3.0, 2.0, 1.0]
 

@@ -33,6 +33,8 @@ def test_explained_variance():
     wrong_where_masked = torch.tensor([[1.0, 2.0], [3.0, -70.0]])
     assert tensor_utils.explained_variance(wrong_where_masked, y, mask).item() == 1.0
     assert tensor_utils.explained_variance(wrong_where_masked, y, dim=0).shape == (2, )
+    wrong_where_masked[1, 1] = torch.nan
+    assert tensor_utils.explained_variance(wrong_where_masked, y, mask).item() == 1.0
     # Errors (0, 0, 0, 1): variance 3/16; variance of y: mean 2.75, squares 39/4 - 2.75^2 = 2.1875
     one_off = y - torch.tensor([[0.0, 0.0], [0.0, 1.0]])
     assert tensor_utils.explained_variance(one_off, y).item() == pytest.approx(1 - 0.1875 / 2.1875)

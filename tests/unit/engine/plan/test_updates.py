@@ -597,6 +597,16 @@ def test_every_update_makes_the_same_number_of_collective_calls(compile, algorit
     assert ranks.sizes == update_sizes and context.get_ranks() is ranks
 
 
+def test_an_estimate_of_the_gradient_noise_keeps_the_graph(replayed_at_once):
+    agent = make_agent(algorithm_cls=Fixed, summarize_gradient_noise_scale=True)
+    graphs = []
+    for recording in (False, False, True, False):
+        with summary.push_summary_writer(Silent()), context.record_if(recording):
+            agent.train_iter()
+        graphs.append(num_graphs(agent))
+    assert graphs[-1] == graphs[1] > 0 and float(agent.updater.noise_scale._calls) > 0
+
+
 # Batches -------------------------------------------------------------------------------------------------------------
 
 
