@@ -92,7 +92,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         super().__init_subclass__(**kwargs)
         adopt_former_methods(cls)
         step, sequence = (next(c for c in cls.__mro__ if name in vars(c)) for name in ('train_step', 'train_sequence'))
-        if cls.mro().index(step) < cls.mro().index(sequence) and not step.__module__.startswith('alfx.'):
+        if cls.__mro__.index(step) < cls.__mro__.index(sequence) and not step.__module__.startswith('alfx.'):
             cls.train_sequence = Algorithm.train_sequence  # type: ignore[method-assign]  # calls the step of the user
 
     # Properties ------------------------------------------------------------------------------------------------

@@ -72,10 +72,11 @@ def test_a_rollout_step_of_a_subclass_of_agent_is_called(algorithm, monkeypatch)
     assert reference.capabilities.recomputes_rollout_info and not agent.capabilities.recomputes_rollout_info
 
 
-def test_a_rollout_step_of_a_subclass_of_the_wrapper_is_called():
-    cls, calls = counting(RLAlgWrapper, 'rollout_step')
-    ctor = agents.make_agent('actor-critic', 'discrete')[0]._rl_algorithm
-    assert not cls(ctor._observation_spec, ctor._action_spec, ctor).capabilities.recomputes_rollout_info
+def test_infos_of_a_wrapper_with_its_own_rollout_step_are_kept():
+    policy = agents.make_agent('actor-critic', 'discrete')[0].policy
+    for cls, recomputes in ((RLAlgWrapper, True), (counting(RLAlgWrapper, 'rollout_step')[0], False)):
+        wrapper = cls(policy._observation_spec, policy._action_spec, policy)
+        assert wrapper.capabilities.recomputes_rollout_info == recomputes
 
 
 @pytest.mark.parametrize('name', ['observe_for_replay', 'observe_for_metrics'])
