@@ -152,7 +152,8 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         """Return whether the algorithm can be trained and inherits from ``cls`` all steps that have to agree."""
         return self._value_network is not None and all(
             getattr(type(self), name) is getattr(cls, name)
-            for name in ('rollout_step', 'collect_step', 'train_step', '_policy', '_value', '_info', '_train_info'))
+            for name in ('rollout_step', 'collect_step', 'train_step', 'preprocess_experience', '_policy', '_value',
+                         '_info', '_train_info'))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
         """Compute the info of ``rollout_step`` for the action taken, with the current networks."""

@@ -13,6 +13,7 @@ from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.overrides import is_overridden
 from alfx.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
@@ -277,7 +278,9 @@ class Agent(RLAlgorithm):
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
                             traceable_prediction=self._is_policy_all_of_prediction,
-                            trains_after_iteration=trains_after, postprocesses_unrolls=self._rewards_unrolls,
+                            trains_after_iteration=trains_after,
+                            postprocesses_unrolls=self._rewards_unrolls or is_overridden(type(self),
+                                                                                         'postprocess_unroll'),
                             has_offline_hooks=self._has_offline_hooks())
 
     def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
@@ -469,8 +472,9 @@ class Agent(RLAlgorithm):
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
-        """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
-        return self.postprocess_steps(inputs, rollout_info, ())[0]
+        """Postprocess an unroll ``[T + 1, B, ...]`` with the policy algorithm, and add its intrinsic rewards."""
+        rollout_info = rollout_info._replace(rl=self._rl_algorithm.postprocess_unroll(inputs, rollout_info.rl))
+        return self.postprocess_steps(inputs, rollout_info, ())[0] if self._rewards_unrolls else rollout_info
 
     @property
     def unroll_state_spec(self) -> NestedTensorSpec:
@@ -534,13 +538,14 @@ class Agent(RLAlgorithm):
     # Losses and hooks ------------------------------------------------------------------------------------------
 
     def measures(self, info: Any) -> dict[str, torch.Tensor]:
-        """Return the float values in the infos of the representation learner, goal generator and reward module.
+        """Return the measures of the policy, and the float values in the infos of the other parts.
 
         ``repr/NAME``, ``goal_generator/NAME`` and ``irm/NAME`` for each float leaf ``[B]``.
         """
         parts = {field: getattr(info, field) for field in ('repr', 'goal_generator', 'irm')}
-        return {path.replace('.', '/'): leaf for path, leaf in nest.flatten_with_path(parts)
-                if isinstance(leaf, torch.Tensor) and leaf.ndim == 1 and leaf.is_floating_point()}
+        own = {path.replace('.', '/'): leaf for path, leaf in nest.flatten_with_path(parts)
+               if isinstance(leaf, torch.Tensor) and leaf.ndim == 1 and leaf.is_floating_point()}
+        return {**self._rl_algorithm.measures(info.rl), **own}
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Return the sum of the losses of all parts, ``[T, B]``."""

@@ -18,6 +18,7 @@ from torch import nn
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
+from alfx.algorithms.base.overrides import is_overridden
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
 from alfx.checkpoints.files import CheckpointError
@@ -38,6 +39,9 @@ from alfx.engine.capabilities import Capabilities
 from alfx.utils.renamed import adopt_former_methods, keep_former_methods
 
 logger = logging.getLogger(__name__)
+# Methods for one step, with those that compute the same for all steps at once.
+_AT_ONCE = (('train_step', 'train_sequence'), ('train_step_offline', 'train_sequence_offline'),
+            ('rollout_step', 'reward_unroll'), ('bootstrap_values', 'joint_values'), ('trained_values', 'joint_values'))
 
 
 @configurable
@@ -91,9 +95,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         adopt_former_methods(cls)
-        step, sequence = (next(c for c in cls.__mro__ if name in vars(c)) for name in ('train_step', 'train_sequence'))
-        if cls.__mro__.index(step) < cls.__mro__.index(sequence) and not step.__module__.startswith('alfx.'):
-            cls.train_sequence = Algorithm.train_sequence  # type: ignore[method-assign]  # calls the step of the user
+        for name, at_once in _AT_ONCE:  # the method of the base class calls the step of the user
+            step, sequence = ([c for c in cls.__mro__ if x in vars(c)] for x in (name, at_once))
+            if sequence and (cls.__mro__.index(step[0]) < cls.__mro__.index(sequence[0])
+                             and is_overridden(step[0], name)):
+                setattr(cls, at_once, vars(sequence[-1])[at_once])
 
     # Properties ------------------------------------------------------------------------------------------------
 
@@ -185,6 +191,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             traceable_update=self.updates_are_traceable and is_traceable(self),
             trains_sequences_at_once=not nest.flatten(self._train_state_spec),
             trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
+            postprocesses_unrolls=is_overridden(type(self), 'postprocess_unroll'),
             traceable_prediction=has_traceable_prediction(self),
             has_offline_hooks=self._has_offline_hooks())
 
@@ -205,8 +212,11 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         own, acting = self.own_capabilities(), self.policy_algorithm
         if not self._declares_capabilities():
             own = own._replace(traceable_update=False, traceable_prediction=False)
-            if type(self).train_sequence is Algorithm.train_sequence and nest.flatten(self._train_state_spec):
-                own = own._replace(trains_sequences_at_once=False)
+        if (is_overridden(type(self), 'train_sequence') and type(self).train_sequence is Algorithm.train_sequence
+                and nest.flatten(self._train_state_spec)):
+            own = own._replace(trains_sequences_at_once=False)
+        if is_overridden(type(self), 'measures'):
+            own = own._replace(traceable_prediction=False)  # evaluation reads the infos
         if (overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}  # a graph would bypass them
                 or type(self).transform_experience is not Algorithm.transform_experience):
             own = own._replace(traceable_update=False)

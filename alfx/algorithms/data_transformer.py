@@ -118,10 +118,10 @@ class IdentityDataTransformer(SimpleDataTransformer):
     """
 
     changes_time_steps = False
-    changes_experience = False
 
     def __init__(self, observation_spec: Optional[NestedTensorSpec] = None) -> None:
         super().__init__(observation_spec)
+        self.changes_experience = type(self) is not IdentityDataTransformer
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         return time_step
@@ -132,7 +132,6 @@ class UntransformedTimeStep(IdentityDataTransformer):
     """Keeps the original time step in its field ``untransformed``; has to be the first transformer."""
 
     must_be_first = True
-    changes_experience = True
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         return time_step._replace(untransformed=time_step._replace(untransformed=()))

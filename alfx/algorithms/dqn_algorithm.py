@@ -29,6 +29,7 @@ from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, 
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, make_atoms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
+from alfx.algorithms.base.overrides import is_overridden
 from alfx.algorithms.base.time_slices import steps, pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
@@ -317,7 +318,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     @property
     def _bootstraps_once(self) -> bool:
         """Return whether the target of a step reads a single value, at the step where its return ends."""
-        return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 for loss in self._critic_losses)
+        return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 and not is_overridden(
+            type(loss), 'compute_td_target') for loss in self._critic_losses)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Compute the sum of the losses of all critics, ``[T, B]``, and, if enabled, the priorities ``[B]``."""

@@ -45,7 +45,8 @@ class PPOLoss(ActorCriticLoss):
         self._importance_ratio_clipping: Any
         if callable(importance_ratio_clipping):
             self._clipping_schedule = importance_ratio_clipping
-            self.register_buffer('_importance_ratio_clipping', torch.ones(()), False)  # traced updates read it
+            # Traced updates read it. NaN before update_schedules, so that a forgotten call is noticed.
+            self.register_buffer('_importance_ratio_clipping', torch.tensor(float('nan')), False)
         else:
             self._importance_ratio_clipping = importance_ratio_clipping
         self._log_prob_clipping = log_prob_clipping

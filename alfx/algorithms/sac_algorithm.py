@@ -250,7 +250,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _traced_policy(self) -> Callable[[NestedTensor], NestedTensor] | None:
         """Return a traced function from observation to sampled action, or ``None`` if a rollout step does more."""
         samples = (self._parts.type == ActionType.Continuous and not nest.flatten(self.rollout_state_spec)
-                   and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action)
+                   and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action
+                   and type(self)._choose is SacAlgorithm._choose)
         if not samples or self._keeps_distribution or not is_traceable(self._actor_network):
             return None
         return self.recorded(self._sampled_actions, self._actor_network)

@@ -20,13 +20,15 @@ _BATCH = 2
 @contextmanager
 def unchanged(module: Any) -> Iterator[None]:
     """Context manager that disables gradients and restores buffers and random number generators at its end."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    buffers = [(part._buffers, name, buffer, buffer.clone()) for part in module.modules()
+               for name, buffer in part._buffers.items() if buffer is not None]
     devices = [torch.cuda.current_device()] if context.get_default_device().type == 'cuda' else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         try:
             yield
         finally:
-            for buffer, before in buffers:
+            for owner, name, buffer, before in buffers:
+                owner[name] = buffer  # it may have been replaced
                 buffer.copy_(before)
 
 

@@ -231,10 +231,11 @@ class ReplayBuffer(RingBuffer):
     def reader(self, batch_size: int, batch_length: int, slots: int = 1) -> BatchReader | None:
         """Return a sampler like :meth:`get_batch` that reuses the same memory for ``slots`` minibatches.
 
-        ``None`` if this is not possible: the storage is not in host memory, samples are for another device, or other
-        processes use the buffer.
+        ``None`` if this is not possible: the storage is not in host memory, samples are for another device, other
+        processes use the buffer, or a subclass overrides :meth:`get_batch`.
         """
-        if self._lock is not None or self.device.type != 'cpu' or context.get_default_device().type != 'cpu':
+        if (self._lock is not None or self.device.type != 'cpu' or context.get_default_device().type != 'cpu'
+                or type(self).get_batch is not ReplayBuffer.get_batch):
             return None
         leaves, read = self._store.static_slots((slots, batch_length, batch_size))
         return BatchReader([StaticBatch(self._tree.unflatten(of_one))

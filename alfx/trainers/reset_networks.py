@@ -116,8 +116,8 @@ class ResetNetworks(SettingsCallback):
                 if 'iterations' in group and chosen.issuperset(group['params']):  # AdamTF counts the steps of a group
                     group['iterations'] = 0
             for p in chosen.intersection(optimizer.state):
-                for value in optimizer.state[p].values():
-                    value.zero_()
+                for key, value in optimizer.state[p].items():
+                    optimizer.state[p][key] = value.zero_() if isinstance(value, Tensor) else type(value)()
 
     def state_dict(self) -> dict[str, Any]:
         return {'initial': self._initial}

@@ -79,7 +79,8 @@ def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
     if not low < high:
         raise ValueError(f'{owner}: expected min < max, found min={low}, max={high}')
     if fields is None and nest.is_nested(observation_spec):
-        images = [path for path, x in nest.flatten_with_path(observation_spec) if x.is_discrete and x.ndim == 3]
+        images = [path for path, x in nest.flatten_with_path(observation_spec)
+                  if x.is_discrete and (x.ndim == 3 or x.ndim == 2 and x.dtype == torch.uint8)]
         fields = images or None
     ranges = {}
     for field in check_fields(owner, observation_spec, fields):

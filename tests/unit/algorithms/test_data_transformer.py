@@ -186,10 +186,11 @@ def test_without_fields_all_images_of_a_nest_are_scaled():
     assert scaled['kind'] == spec['kind'] and scaled['joints'] == spec['joints']
 
 
-@pytest.mark.parametrize('cls', [FrameStacker, ImageScaleTransformer])
-def test_a_nested_observation_needs_fields(cls):
-    with pytest.raises(SpecError, match='camera.back'):
-        cls(NESTED)
+@pytest.mark.parametrize('cls, spec', [(FrameStacker, NESTED),
+                                       (ImageScaleTransformer, {'a': {'back': TensorSpec((2, ))}})])
+def test_a_nested_observation_needs_fields(cls, spec):
+    with pytest.raises(SpecError, match=r'\.back'):
+        cls(spec)
 
 
 class TestImageScaleTransformer:
@@ -226,6 +227,13 @@ class TestImageScaleTransformer:
         result, _ = scaler.transform_timestep(time_step(torch.tensor([[0, 1]], dtype=torch.uint8)), ())
         assert result.observation.tolist() == [[0, 1]]
         assert 'ImageScaleTransformer.max is not used' in caplog.text
+
+    def test_grey_images_of_a_nest_are_found(self):
+        spec = {'grey': BoundedTensorSpec((4, 4), torch.uint8, 0, 255), 'counts': TensorSpec((2, 2), torch.int64),
+                'speed': TensorSpec((2, ))}
+        scaled = ImageScaleTransformer(spec).transformed_observation_spec
+        assert scaled['grey'] == BoundedTensorSpec((4, 4), torch.float32, -1., 1.)
+        assert scaled['counts'] is spec['counts']
 
     def test_a_scale_that_enlarges_the_values_is_logged(self, caplog):
         ImageScaleTransformer(BoundedTensorSpec((2, ), torch.uint8, 0, 10), min=0., max=255.)
@@ -586,6 +594,14 @@ class TestComposition:
         assert transformer.transform_timestep(step, ())[0] is step
         assert transformer.transformed_observation_spec is IMAGE and transformer.state_spec == ()
         assert transformer.stack_size == 1
+
+    def test_the_engine_knows_which_transformers_change_experience(self):
+        class Negated(IdentityDataTransformer):
+            def _transform(self, time_step):
+                return time_step._replace(reward=-time_step.reward)
+
+        assert not create_data_transformer(None, IMAGE).changes_experience
+        assert all(cls(IMAGE).changes_experience for cls in (Negated, UntransformedTimeStep, FrameStacker))
 
     def test_the_spec_of_the_result_needs_the_spec_of_the_observation(self):
         with pytest.raises(ValueError, match='observation_spec'):

@@ -78,7 +78,17 @@ class Trained(torch.nn.Sequential):
         return [self._optimizer], [('weight', self[0].weight)]
 
 
-@pytest.mark.parametrize('optimizer_class', [Adam, AdamTF])
+class AdamWithCount(Adam):
+    """An optimizer with a Python number in its state."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group['params']:
+                self.state[p]['count'] = self.state[p].get('count', 0) + 1
+
+
+@pytest.mark.parametrize('optimizer_class', [Adam, AdamTF, AdamWithCount])
 def test_a_reset_restarts_the_bias_correction(optimizer_class):
     optimizer = optimizer_class(lr=0.01)
     algorithm, reset, steps = Trained(optimizer), ResetNetworks(at_env_steps=(50, )), []
@@ -92,6 +102,8 @@ def test_a_reset_restarts_the_bias_correction(optimizer_class):
         steps.append(before - algorithm[0].weight.item())
         reset.on_iteration_end(run)
     assert steps == pytest.approx([0.01] * 60, rel=1e-3)  # a constant gradient gives steps of the learning rate
+    if optimizer_class is AdamWithCount:
+        assert optimizer.state[algorithm[0].weight]['count'] == 10
 
 
 @pytest.mark.parametrize('keep', [0.25, 0.8])

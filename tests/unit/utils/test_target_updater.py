@@ -73,6 +73,15 @@ def test_buffers_are_copied():
     assert torch.equal(model.num_batches_tracked, target.num_batches_tracked)
 
 
+def test_buffers_that_a_model_replaces_are_copied():
+    model, target = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    update = TargetUpdater(model, target, tau=0.1)
+    for _ in range(2):
+        model.running_mean = model.running_mean + 1
+        update()
+    assert target.running_mean.tolist() == [2, 2]
+
+
 def test_parameters_and_sequences_of_models_are_accepted():
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
     model, target = _pair()
