@@ -287,6 +287,9 @@ class EnvironmentAsAnother(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return self._env.env_info_spec()
 
+    def goal_reward_fn(self) -> Callable[..., Any] | None:
+        return self._env.goal_reward_fn()
+
     def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
         return self._env.render(mode)
 

@@ -106,11 +106,8 @@ class MinimaxOpponent:
 
     def __call__(self, rules: Rules, board: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the actions for a batch of boards, see :data:`Opponent`."""
-        actions = []
-        for position in board:
-            best = self.best_actions(rules, position)
-            actions.append(best[rng.integers(len(best))])
-        return np.array(actions)
+        best = [self.best_actions(rules, position) for position in board]
+        return np.array([actions[rng.integers(len(actions))] for actions in best])
 
     def best_actions(self, rules: Rules, position: np.ndarray) -> list[int]:
         """Return all actions with the best outcome on a board ``[rows, columns]``."""

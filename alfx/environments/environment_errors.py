@@ -47,9 +47,7 @@ class EnvironmentStepError(RuntimeError):
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return up to ``count`` names that resemble ``name``, ignoring case and the version."""
-    by_stem: dict[str, str] = {}
-    for candidate in known:
-        by_stem[_stem(candidate)] = candidate
+    by_stem = {_stem(candidate): candidate for candidate in known}
     return [by_stem[match] for match in difflib.get_close_matches(_stem(name), by_stem, n=count, cutoff=0.6)]
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import reprlib
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -76,7 +77,7 @@ class EnvSpaces(NamedTuple):
             layer = layer.env
         reward_space = layer.reward_space if declares else None  # type: ignore[attr-defined]
         shape = () if reward_space is None else tuple(reward_space.shape)
-        if shape and is_changed:
+        if shape and (is_changed or layer is not env.unwrapped):
             env.reset()
             reward: Any = env.step(env.action_space.sample())[1]
             shape = np.shape(reward)
@@ -214,12 +215,8 @@ class EnvironmentGroup:
 
     def _may_be_infinite(self, observations: Any) -> bool:
         leaves = self._leaves(observations)
-        for leaf in self._floats:
-            x = leaves[leaf]
-            # takes a third of the time of np.isfinite; the square of a large number is checked again in _check_finite
-            if not float(np.vdot(x, x)) <= _MAX_SQUARES:
-                return True
-        return False
+        # takes a third of the time of np.isfinite; the square of a large number is checked again in _check_finite
+        return not all(float(np.vdot(x, x)) <= _MAX_SQUARES for x in (leaves[leaf] for leaf in self._floats))
 
     def _check_finite(self, i: int, observations: Any) -> None:
         """Raise if the observation of environment ``i`` has NaN, which an update would spread; warn of infinity."""
@@ -246,7 +243,7 @@ class EnvironmentGroup:
                      self._parts(space, observation))
         for (path, leaf), value in leaves:
             wrong = described_outside(leaf, value)
-            if wrong and np.issubdtype(leaf.dtype, np.floating):
+            if wrong and np.issubdtype(leaf.dtype, np.floating) and np.asarray(value).dtype.kind in 'biuf':
                 if self._first == 0:  # not in every process
                     warn_once(i, self.name, f'{path} of step {self._steps[i]} contains {wrong}', '')
             elif wrong:
@@ -269,7 +266,7 @@ class EnvironmentGroup:
         elif len(result) != 5:
             wrong = f'it returned {len(result)} values, expected 5: {names}'
             hint = _OLD_INTERFACE if len(result) == 4 else ''
-        elif isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
+        elif isinstance(reward, (str, dict)) or reward is None or np.shape(reward) != reward_shape:
             expected = f'{reward_shape[0]} numbers' if reward_shape else 'a number'
             wrong = f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected {expected}'
             hint = 'a reward of K numbers needs self.reward_space = Box(low, high, (K,))' if np.ndim(reward) else ''
@@ -313,9 +310,13 @@ class EnvironmentGroup:
         env, seed = self.envs[i], self._seeds[i]
         if seed is not None:
             if self._owns_process:  # for environments that draw from the generators of numpy, Python or torch
-                random_state.set_random_seed(derived_seed(seed, 9))
-            env.action_space.seed(derived_seed(seed, 1))
-            env.observation_space.seed(derived_seed(seed, 2))
+                process_seed = random_state.set_random_seed(derived_seed(seed, 9))
+                random_state.seed_generators(sys.modules[type(env.unwrapped).__module__], process_seed)
+            env.unwrapped._np_random = np.random.default_rng(derived_seed(seed, 3))  # for a reset that ignores its seed
+            for part in (env.unwrapped, env):  # a wrapper may have spaces of its own
+                for number, name in enumerate(('action_space', 'observation_space'), start=1):
+                    if hasattr(part, name):
+                        getattr(part, name).seed(derived_seed(seed, number))
         try:
             result = env.reset(seed=seed, options=options)
         except TypeError as error:
@@ -325,7 +326,8 @@ class EnvironmentGroup:
         observation, info = result if isinstance(result, (tuple, list)) and len(result) == 2 else (result, result)
         if info is None or isinstance(info, list) and not info:
             info = {}
-        if not isinstance(info, dict) or info is observation:
+        if not isinstance(info, dict) or info is observation or (
+                isinstance(env.observation_space, spaces.Tuple) and env.observation_space.contains(result)):
             raise EnvironmentStepError(self._first + i, self.name, 'reset()', 'it returned '
                                        f'{reprlib.repr(result)}, expected (observation, info)', hint=_OLD_INTERFACE)
         self._check(env, observation)

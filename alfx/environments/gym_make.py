@@ -3,6 +3,7 @@ import importlib
 import inspect
 import io
 import logging
+import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -186,6 +187,9 @@ def _unknown(name: str) -> str:
     hint = f'did you mean {" or ".join(map(repr, suggestions))}?' if suggestions else (
         'gymnasium.registry lists all; to register a custom environment, import its module: '
         f"'your_module:{name}'")
+    if multiprocessing.parent_process() is not None:
+        hint += (". This process knows what importing the program registers: register outside of if __name__ == "
+                 "'__main__', or set TrainerConfig.async_eval = False")
     return f'no environment is registered as {name!r}; {hint}'
 
 

@@ -192,7 +192,7 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         """
         found: dict[int, dict[str, float]] = {}
         for key, values in infos.items():
-            if key in self._info_specs or not isinstance(key, str) or key.startswith('_'):
+            if key in self._info_specs or not isinstance(key, str) or key.startswith('_') or not key.isprintable():
                 continue
             ended = done & infos.get('_' + key, True)
             if isinstance(values, dict):

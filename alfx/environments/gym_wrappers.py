@@ -265,8 +265,7 @@ class FrameCrop(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = require_box(observation_space, self, 2, 3) if self._row_axis == 0 else require_box(
-            observation_space, self, 3)
+        box = require_box(observation_space, self, *((2, 3) if self._row_axis == 0 else (3, )))
         rows, columns = self._window[self._row_axis], self._window[self._column_axis]
         height, width = box.shape[self._row_axis], box.shape[self._column_axis]
         if rows.stop > height or columns.stop > width or rows.start < 0 or columns.start < 0:

@@ -47,9 +47,6 @@ class _MultiEnvironment(EnvironmentAsAnother):
         """End the episodes of the environments in ``mask``, bool ``[B]``."""
         raise NotImplementedError
 
-    def goal_reward_fn(self) -> Callable[..., Any] | None:
-        return self._env.goal_reward_fn()
-
     def get_state(self) -> Any:
         states = [env.get_state() for env in self._envs]
         return None if any(state is None for state in states) else {'envs': states, **self._own_state()}

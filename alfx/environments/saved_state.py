@@ -100,9 +100,9 @@ def restore(env: Any, state: bytes) -> None:
     simulators = _simulators(layers)
     data = io.BytesIO(zlib.decompress(state[len(_MARK) + 5:]))
     shape, simulated, states = _Unpickler(data, [*layers, *(owner for owner, _ in simulators)]).load()
-    if shape != _shape(layers, simulators):
-        raise ValueError(f'the saved state is of {" of ".join(shape)}, expected '
-                         f'{" of ".join(_shape(layers, simulators))}')
+    if shape != (own := _shape(layers, simulators)):
+        found, expected = ([name for name in a if name not in b] or a for a, b in ((shape, own), (own, shape)))
+        raise ValueError(f'the saved state is of {" of ".join(found)}, expected {" of ".join(expected)}')
     for layer, saved in zip(reversed(layers), reversed(states)):
         if _saves_itself(layer):
             layer.set_state(saved)
@@ -130,7 +130,7 @@ def needs_check(state: Any) -> bool:
 
 
 def temporary_folders(env: Any) -> set[str]:
-    """Return the names of files and folders in the temporary folder to which attributes of ``env`` refer."""
+    """Return the writable files, and the temporary files and folders, that attributes of ``env`` name."""
     return _dump(env)[2]
 
 
@@ -174,7 +174,12 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _shape(layers: list[Any], simulators: list[tuple[Any, _Simulator]]) -> list[str]:
-    return [f'{type(part).__module__}.{type(part).__qualname__}' for part in (*layers, *(s for s, _ in simulators))]
+    names = [f'{type(part).__module__}.{type(part).__qualname__}' for part in (*layers, *(s for s, _ in simulators))]
+    # Numbers of classes and modules are not saved. Where they differ, the saved attributes are only part of the state.
+    kinds = dict.fromkeys(kind for layer in layers for kind in type(layer).__mro__ if _package(kind) not in _KNOWN)
+    return names + [f'{kind.__qualname__} with {key} = {value!r}' for kind in kinds
+                    for key, value in {**vars(sys.modules.get(kind.__module__, kind)), **vars(kind)}.items()
+                    if type(value) in (bool, int, float, str) and not key.startswith('__')]
 
 
 @functools.cache
@@ -230,7 +235,7 @@ class _Pickler(pickle.Pickler):
     """Pickler that stores ``parts`` as references and rejects objects that would restart or belong to the process.
 
     Attributes:
-        temporary: names in the temporary folder that occur in paths.
+        temporary: names in the temporary folder that occur in paths, and paths of writable files elsewhere.
     """
 
     def __init__(self, file: io.BytesIO, parts: list[Any]):
@@ -242,6 +247,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is str and obj.startswith(self._folder):
             self.temporary.add(obj[len(self._folder):].partition(os.sep)[0])
+        elif type(obj) is str and os.path.isfile(obj) and os.access(obj, os.W_OK):
+            self.temporary.add(obj)
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
@@ -275,8 +282,7 @@ def _simulators(layers: list[Any]) -> list[tuple[Any, _Simulator]]:
     for layer in layers:
         for value in () if _saves_itself(layer) else vars(layer).values():
             for module, name, simulator in _SIMULATORS:
-                kind = getattr(sys.modules.get(module), name, None)
-                if kind is not None and isinstance(value, kind):
+                if isinstance(value, getattr(sys.modules.get(module), name, ())):
                     found[id(value)] = value, simulator
     return list(found.values())
 

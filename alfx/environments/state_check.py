@@ -17,7 +17,7 @@ from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv
 
-_FIRST_STEPS = 16  # the first states of a run may equal the state of a new environment by chance
+_FIRST_STEPS = 23  # the first states of a run may equal the state of a new environment by chance
 _MIN_STEPS, _MAX_STEPS = 20, 1000
 _MAX_SECONDS = 60.0  # of a replay
 
@@ -69,7 +69,7 @@ class Recorder:
     def __init__(self, env: GymVectorEnvironment, max_bytes: float):
         self._env, self._max_bytes = env, max_bytes
         self._count = 1 if isinstance(env.gym, SupervisedVectorEnv) else env.batch_size
-        self._steps = 0
+        self._steps, self._next = 0, _FIRST_STEPS
         self._current: Recording | None = None
         self.recording: Recording | None = None
         self.num_bytes = 0
@@ -84,7 +84,8 @@ class Recorder:
             current.steps.append((given, _result(gym, count, *results)))
             if current.is_complete:
                 self._end()
-        if self._steps >= _FIRST_STEPS and self._steps & (self._steps - 1) == 0:
+        if self._steps == self._next:  # 23, 49, 101, ...: no length of episodes has all of these at their ends
+            self._next = 2 * self._next + 3
             self.end()
             self._begin()
 
@@ -154,10 +155,13 @@ def replay(env: GymVectorEnvironment, recording: Recording) -> str:
     gym = env.gym
     gym.reset()
     own = _temporary_folders(env)
-    env.set_environment_states(recording.states)
+    try:
+        env.set_environment_states(recording.states)
+    except ValueError as error:
+        return str(error)
     foreign = _temporary_folders(env) - own
     if foreign:
-        return f'it refers to {min(foreign)!r} in the temporary folder, which another process does not have'
+        return f'it refers to {min(foreign)!r}, a file or folder of the process that saved it'
     deadline = time.monotonic() + _MAX_SECONDS
     for number, step in enumerate(recording.steps, start=1):
         if number > _MIN_STEPS and time.monotonic() > deadline:  # steps are slow

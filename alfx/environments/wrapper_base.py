@@ -1,6 +1,6 @@
 """Base class of wrappers around an :class:`AlfEnvironment`."""
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -61,9 +61,6 @@ class AlfEnvironmentBaseWrapper(EnvironmentAsAnother):
 
     def add_final_infos(self, infos: Iterable[dict[str, float]]) -> None:
         self._env.add_final_infos(infos)
-
-    def goal_reward_fn(self) -> Callable[..., Any] | None:
-        return self._env.goal_reward_fn()
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._env.request_reset(mask)

@@ -103,7 +103,7 @@ def _advice_for_integers(spec: TensorSpec) -> str:
               "ObservationNormalizer.fields ([''] if they are the whole observation)")
     advice += ', or set input_preprocessors = @Cast() of this network to take them as they are'
     if size * spec.numel <= 2**24:  # see EmbeddingPreprocessor
-        one_hot = '@OneHot() or ' if size <= 2**12 else ''
+        one_hot = '@OneHot() or ' if size <= 2**12 and bounded.minimum.min() >= 0 else ''
         advice += f', for categories set input_preprocessors = {one_hot}@EmbeddingPreprocessor()'
     return advice
 

@@ -85,7 +85,8 @@ def prepare_inputs(spec: NestedTensorSpec, combiner: Callable | None = None, ena
     images = set() if is_alone or combiner is not None else {path for path, leaf in leaves
                                                              if leaf.is_continuous and leaf.ndim == 3}
     layers = [_convolutions(leaf, path, conv_layer_params, image_features, activation, kernel_initializer, use_conv_ln)
-              if path in images else _layer_for(leaf, most_values, is_alone) for path, leaf in leaves]
+              if path in images else _layer_for(leaf, most_values, is_alone, combiner is not None)
+              for path, leaf in leaves]
     descriptions = [f"{f'{path!r}: ' if path else ''}" +
                     (f'image {list(leaf.shape)} through convolutions' if path in images else
                      f'{_text(leaf)} as one-hot')
@@ -107,10 +108,11 @@ def _can_be_prepared(spec: NestedTensorSpec, combiner: Any) -> bool:
     return bool(nest.flatten(spec)) and (combiner is None or isinstance(combiner, NestConcat))
 
 
-def _layer_for(spec: TensorSpec, most_values: int, alone: bool) -> Any:
+def _layer_for(spec: TensorSpec, most_values: int, alone: bool, has_combiner: bool) -> Any:
     """Create the layer that turns one part of the input into a vector; ``None`` if it needs no layer."""
     if spec.is_continuous:
-        return Reshape(1) if spec.ndim == 0 and not alone else None
+        is_flattened = not alone and (spec.ndim == 0 or spec.ndim == 2 and not has_combiner)
+        return Reshape(spec.numel) if is_flattened else None
     if not isinstance(spec, BoundedTensorSpec) or spec.ndim > 2:
         return None
     count = float(np.max(np.asarray(spec.maximum, np.float64) - np.asarray(spec.minimum, np.float64), initial=0)) + 1

@@ -66,10 +66,7 @@ class LocationScaleProjection(Network):
     def _project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Locations and raw scales, each ``[B, (n,) *action_shape]``."""
         y = self._projection_layer(inputs)
-        if self._scale_parameter is None:
-            loc, scale = y.chunk(2, dim=-1)
-        else:
-            loc, scale = y, self._scale_parameter
+        loc, scale = y.chunk(2, dim=-1) if self._scale_parameter is None else (y, self._scale_parameter)
         if self._shape is not None:
             loc, scale = _shaped(loc, self._shape), _shaped(scale, self._shape)
         return loc, scale

@@ -68,10 +68,8 @@ class _LayersOfComponents(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self._list:
-            if layer.weight.shape[0] == 1:
-                x = F.linear(x, layer.weight[0], layer.bias[0])  # type: ignore[index]
-            else:
-                x = layer(x)
+            is_single = layer.weight.shape[0] == 1
+            x = F.linear(x, layer.weight[0], layer.bias[0]) if is_single else layer(x)  # type: ignore[index]
             x = self._activated(x, layer)
         return x
 

@@ -1,9 +1,9 @@
-"""State of the environments in the checkpoints of a run: saved, verified once in a separate process, restored.
+"""State of the environments in the checkpoints of a run: saved, verified in a separate process, restored.
 
 States of environments that alfx knows are saved and restored. The state of any other environment is restored only after
 :mod:`alfx.environments.state_check` has verified it. A run starts the verification in the background after its first
-checkpoint. Every checkpoint contains the recording that the verification needs, so a run that ends earlier is
-verified when it resumes.
+checkpoint. Every checkpoint contains a recording, and its state is verified again when the run resumes: what exists
+only in the process, such as a world behind a handle, may have changed since.
 """
 import logging
 import os
@@ -62,7 +62,7 @@ class EnvironmentState:
         if state is None:
             self._give_up('')
             return None
-        needs_check = saved_state.needs_check(state) and not self._is_verified
+        needs_check = saved_state.needs_check(state)
         recordings = [recorder.latest() for recorder in self._recorders] if needs_check else []
         try:
             saved = pickle.dumps((state, needs_check, recordings), protocol=pickle.HIGHEST_PROTOCOL)
@@ -96,7 +96,6 @@ class EnvironmentState:
                     return False
             self._env.set_state(state)
             self._is_verified = True
-            self.close()
             return True
         except Exception as error:  # noqa: BLE001 - unpickling calls code of the environment, which may raise anything
             logger.info('the state of the environments cannot be restored: %s', error)
@@ -104,7 +103,7 @@ class EnvironmentState:
 
     def advance(self) -> None:
         """Start or end the verification if it is time to; called after each iteration."""
-        if not self._has_saved or not self._recorders:
+        if not self._has_saved or not self._recorders or self._is_verified:
             return
         if self._process is None:
             recordings = [recorder.latest() for recorder in self._recorders]
@@ -116,15 +115,14 @@ class EnvironmentState:
     def finish(self) -> None:
         """Wait for the verification, so that the last checkpoint contains its result; called at the end of the run."""
         recordings = [recorder.latest() for recorder in self._recorders]
-        if self._process is None and any(recordings):
+        if self._process is None and any(recordings) and not self._is_verified:
             self._process = _Verification(self._env, self._config, recordings, niceness=0)
         if self._process is not None:
             self._end_verification(self._process.wait(self._is_stopped))
 
     def _end_verification(self, answer: str | None) -> None:
         if answer == _EQUAL:
-            self._is_verified = True
-            self.close()
+            self._is_verified, self._process = True, None
             logger.info('the state of the environments is verified: it can be saved and restored exactly')
         elif answer == _STOPPED:
             self._process, self._has_saved = None, False  # again after the next checkpoint, or when the run resumes

@@ -25,16 +25,22 @@ def set_random_seed(seed: int | None) -> int:
     return seed
 
 
+def seed_generators(module: Any, seed: int) -> None:
+    """Seed the generators that are variables of a module."""
+    for value in vars(module).values():
+        if isinstance(value, np.random.Generator):
+            value.bit_generator.state = type(value.bit_generator)(seed).state
+        elif isinstance(value, (random.Random, np.random.RandomState)):
+            value.seed(seed)
+
+
 def capture() -> dict[str, Any]:
     """Return the states of the generators of Python, numpy, torch and the current GPU, if one is in use."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, *position = numpy_state
-    state = {
-        'python': [version, list(numbers), gauss],
-        'numpy': [name, torch.from_numpy(keys.astype(np.int64)), *position],
-        'torch': torch.get_rng_state()
-    }
+    state = {'python': [version, list(numbers), gauss],
+             'numpy': [name, torch.from_numpy(keys.astype(np.int64)), *position], 'torch': torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state['cuda'] = torch.cuda.get_rng_state()
     return state

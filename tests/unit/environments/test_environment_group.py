@@ -113,6 +113,8 @@ def test_a_reward_vector_without_a_declaration_is_named_with_its_remedy():
     (lambda: Returning(spaces.Dict(a=FLOATS, b=FLOATS), {'a': np.zeros(2), 'b': np.zeros(2)}), 'it returned {'),
     (lambda: Returning(spaces.Tuple((FLOATS, FLOATS)), (np.zeros(2), np.zeros(2))), r'it returned \(array'),
     (lambda: Returning(spaces.Discrete(3), 0), 'it returned 0'),
+    (lambda: Returning(spaces.Tuple((spaces.Discrete(3), spaces.Dict(a=FLOATS))), (0, {'a': np.zeros(2, np.float32)})),
+     r'it returned \(0'),
     (lambda: Returning(reset=(np.zeros(2), 1.0, {})), 'it returned'),
     (lambda: ImageChannelFirst(Returning(spaces.Dict(a=IMAGE, b=FLOATS), {'a': np.zeros((8, 6, 3)), 'b': np.zeros(2)})),
      "it returned {'a'"),
@@ -180,6 +182,13 @@ def test_later_observations_are_compared_with_the_space_as_well():
             env.step(np.zeros(1, int))
 
 
+@pytest.mark.parametrize('space, sent', [(FLOATS, np.array([1j, 0])), (FLOATS, np.array(['1', '0'])),
+                                         (spaces.Discrete(4), '2')])
+def test_observations_that_are_no_real_numbers_are_rejected(space, sent):
+    with pytest.raises(EnvironmentStepError, match='values, which its space .* does not allow'):
+        SerialVectorEnv([lambda: Returning(space, reset=(sent, {}))]).reset()
+
+
 def test_a_batch_outside_an_integer_space_is_rejected():
     class Pool(VectorEnv):
         num_envs, metadata = 3, {'autoreset_mode': AutoresetMode.NEXT_STEP}
@@ -233,6 +242,10 @@ class Sum(gymnasium.RewardWrapper):
         return reward.sum()
 
 
+class DeclaredAsOne(Weighted):
+    reward_space = spaces.Box(-1, 1, (1, ))
+
+
 class Three(gymnasium.RewardWrapper):
     def __init__(self, env):
         super().__init__(env)
@@ -243,7 +256,8 @@ class Three(gymnasium.RewardWrapper):
 
 
 @pytest.mark.parametrize('wrappers, shape', [
-    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([Sum], ()), ([Three], (3, )), ([Three, Sum], ()),
+    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([DeclaredAsOne], ()), ([Sum], ()), ([Three], (3, )),
+    ([Three, Sum], ()),
     ([lambda env: gymnasium.wrappers.TimeLimit(env, 5), Sum, gymnasium.Wrapper], ())])
 def test_wrappers_may_change_the_number_of_rewards(wrappers, shape):
     def make():

@@ -36,7 +36,7 @@ class Reaching(gymnasium.Env):
     def step(self, action):
         self._step += 1
         ended = self._step == self._length
-        info = {'distance': float(self._step), 'name': 'a text', 'vector': np.ones(2), 'lost': float('nan')}
+        info = {'distance': float(self._step), 'name': 'a text', 'vector': np.ones(2), 'lost': float('nan'), 'a\nb': 1}
         if ended:
             info['is_success'] = self._length % 2 == 0
         return np.zeros(4, np.float32), 1.0, ended, False, info

@@ -111,7 +111,8 @@ class TestImages:
         assert observation['camera']['front'].shape == observation['rest'][0].shape == (3, 6, 4)
 
     @pytest.mark.parametrize('shape, last', [((84, 84, 4), True), ((84, 84, 1), True), ((7, 7, 20), True),
-                                             ((4, 84, 84), False), ((1, 84, 84), False)])
+                                             ((4, 84, 84), False), ((1, 84, 84), False),
+                                             ((8, 8, 12), True), ((12, 8, 8), False)])  # planes of chess
     def test_images_that_have_channels_first_already_are_left(self, shape, last):
         assert gym_wrappers.is_channels_last_image(spaces.Box(0, 255, shape, np.uint8)) is last
 

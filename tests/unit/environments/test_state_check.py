@@ -1,4 +1,6 @@
 """Recording of environments during a run, and its replay in new environments."""
+import itertools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -116,7 +118,7 @@ def recorded(env, steps=60, max_bytes=1e6, callback=lambda env, step: None):
     return recorder
 
 
-@pytest.mark.parametrize('steps, expected', [(60, 20), (20, 4), (17, 1)])
+@pytest.mark.parametrize('steps, expected', [(60, 20), (27, 4), (24, 1)])
 def test_a_recording_replays_in_another_environment(steps, expected):
     recording = recorded(adapter(Walk), steps).latest()
     assert len(recording.steps) >= expected and recording.is_complete == (steps == 60)
@@ -136,14 +138,17 @@ def test_a_natively_batched_environment_is_recorded_with_all_rows():
     assert replay(GymVectorEnvironment(Batch(3)), recording) == ''
 
 
-@pytest.mark.parametrize('make, name', [(ByNumber, 'observation'), (Level, 'observation'), (Forgetful, 'observation')])
-def test_state_outside_of_the_saved_state_is_found(make, name, monkeypatch):
+@pytest.mark.parametrize('make, message', [
+    (ByNumber, 'in another process the observation differs'),
+    (Level, 'with resets = 9, expected Level with resets = 1'),
+    (Forgetful, 'in another process the observation differs')])
+def test_state_outside_of_the_saved_state_is_found(make, message, monkeypatch):
     monkeypatch.setattr(ByNumber, 'worlds', {})
     monkeypatch.setattr(Level, 'resets', 0)
     recording = recorded(adapter(make)).latest()
     ByNumber.worlds.clear()  # as in another process
     Level.resets = 0
-    assert f'in another process the {name} differs' in replay(adapter(make, count=1), recording)
+    assert message in replay(adapter(make, count=1), recording)
 
 
 def test_a_recorded_environment_begins_an_episode():
@@ -181,28 +186,70 @@ def test_a_recording_with_a_restart_is_dropped():
 
         def step(self, action):
             type(self).calls += 1
-            if type(self).calls == 18:
+            if type(self).calls == 25:
                 raise RuntimeError
             return super().step(action)
 
-    recorder = recorded(adapter(Failing, count=1, max_restarts=1), steps=25)
+    recorder = recorded(adapter(Failing, count=1, max_restarts=1), steps=32)
     assert recorder.latest() is None
     Failing.calls = 0
 
 
 def test_a_temporary_folder_of_the_process_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr('tempfile.gettempdir', lambda: str(tmp_path))
+    folders = ['same']
 
     class Files(Walk):
-        folder = 'same'
-
         def __init__(self):
-            self.folder = str(tmp_path / type(self).folder / 'file')
+            self.folder = str(tmp_path / folders[0] / 'file')
 
     recording = recorded(adapter(Files)).latest()
     assert replay(adapter(Files, count=1), recording) == ''
-    Files.folder = 'new'
-    assert "it refers to 'same' in the temporary folder" in replay(adapter(Files, count=1), recording)
+    folders[0] = 'new'
+    assert "it refers to 'same', a file or folder of the process" in replay(adapter(Files, count=1), recording)
+
+
+def test_a_file_that_an_external_program_may_use_is_found_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.gettempdir', lambda: '/elsewhere')
+    names = itertools.count()
+
+    class File(Walk):
+        def __init__(self):
+            self.path = str(tmp_path / str(next(names)))
+            open(self.path, 'w').close()
+
+        def step(self, action):
+            with open(self.path, 'a') as file:
+                file.write('.')
+            return super().step(action)
+
+    recording = recorded(adapter(File)).latest()
+    before = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert "it refers to '" in replay(adapter(File, count=1), recording)
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())][:2] == before[:2]
+
+
+class Counting(Walk):
+    """A walk whose class counts its episodes, with ``length`` steps each."""
+
+    length = 7
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, self.n >= self.length, info
+
+
+@pytest.mark.parametrize('length', [7, 15, 31, 63, 23, 24])
+def test_some_recording_begins_in_the_middle_of_an_episode(length, monkeypatch):
+    monkeypatch.setattr(Counting, 'length', length)
+    env = adapter(Counting, count=1)
+    recorder, ends = Recorder(env, 1e9), []
+    env.reset()
+    for _ in range(500):
+        env.step(torch.zeros(1, dtype=torch.int64))
+        if recorder._current is not None and not recorder._current.steps:
+            ends.append(env.gym.envs[0].n in (0, length))
+    assert len(ends) >= 4 and not all(ends)
 
 
 def test_environments_of_gymnasium_are_found_inside_of_others():

@@ -102,6 +102,34 @@ class GlobalDice(gymnasium.Env):
         return self.draw(), 0.0, False, False, {}
 
 
+OWN_GENERATOR, OWN_RANDOM = np.random.default_rng(), random.Random()
+
+
+class OwnDice(GlobalDice):
+    """An environment that draws from generators of its module, and ignores the seed of ``reset``."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (3, ), np.float64)
+
+    def __init__(self):
+        pass
+
+    def draw(self):
+        return np.array([OWN_GENERATOR.random(), OWN_RANDOM.random(), self.np_random.random()])
+
+
+class SamplingItsSpace(gymnasium.Env):
+    """An environment that samples its own spaces, which wrappers replace."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2, ), np.float32)
+    action_space = gymnasium.spaces.Box(-2, 2, (1, ), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.append(self.observation_space.sample()[:1], self.action_space.sample()), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
 def steps(env, count):
     """Return the truncations of ``count`` steps."""
     return np.array([env.step(np.zeros(env.num_envs, int))[3] for _ in range(count)])
@@ -328,6 +356,34 @@ class TestSeeds:
         assert not (played == play(2)).any()
         unseeded = play(None)
         assert len(np.unique(unseeded[0])) == played[0].size
+
+    @pytest.mark.processes
+    def test_generators_of_the_module_of_an_environment_are_seeded(self):
+        def play(seed):
+            env = ProcessVectorEnv([OwnDice] * 3)
+            first, _ = env.reset(seed=environment_seeds(seed, 3))
+            second = env.step(np.zeros(3, int))[0]
+            env.close()
+            return np.stack([first, second])
+
+        played = play(1)
+        assert len(np.unique(played)) == played.size and np.array_equal(played, play(1))
+        assert not (played == play(2)).any()
+
+    def test_environments_that_ignore_the_seed_or_sample_their_spaces_are_reproducible(self):
+        def play(make, seed):
+            env = SerialVectorEnv([make] * 2)
+            found = env.reset(seed=environment_seeds(seed, 2))[0]
+            return np.stack([found, env.step(np.zeros((2, *env.single_action_space.shape), int))[0]])
+
+        def sampling():
+            env = gymnasium.wrappers.RescaleAction(SamplingItsSpace(), -1, 1)
+            return gymnasium.wrappers.RescaleObservation(env, np.float32(-1), np.float32(1))
+
+        for make, columns in (OwnDice, slice(2, 3)), (sampling, slice(None)):
+            played = play(make, 1)[..., columns]
+            assert np.array_equal(played, play(make, 1)[..., columns])
+            assert not (played == play(make, 2)[..., columns]).any() and not (played[:, 0] == played[:, 1]).any()
 
     @BOTH
     def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_rejected(self, make):

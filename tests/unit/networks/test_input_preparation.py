@@ -44,6 +44,12 @@ def test_the_vectors_of_a_nest_are_concatenated_in_the_order_of_the_nest():
     assert 'concatenated' in net.prepared
 
 
+def test_matrices_of_a_nest_are_flattened():
+    spec = {'a': TensorSpec((2, 3)), 'b': BoundedTensorSpec((3, ), torch.int64, 0, 1)}
+    inputs = {'a': torch.arange(6.).reshape(1, 2, 3), 'b': torch.tensor([[0, 1, 0]])}
+    assert EncodingNetwork(spec)(inputs)[0].tolist() == [[0, 1, 2, 3, 4, 5, 1, 0, 0, 1, 1, 0]]
+
+
 @pytest.mark.parametrize('spec', [CATEGORY, {'a': CATEGORY, 'b': VECTOR}, [VECTOR, VECTOR],
                                   {'image': TensorSpec((2, 5, 5)), 'b': VECTOR}])
 def test_a_stack_of_encoders_prepares_shared_and_separate_inputs_alike(spec):
@@ -114,7 +120,7 @@ def test_images_of_integers_in_a_nest_need_a_transformer():
 
 
 @pytest.mark.parametrize('spec', [
-    {'grid': TensorSpec((8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
+    {'grid': TensorSpec((2, 8, 8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
     BoundedTensorSpec((), torch.int64, 0, 5000), BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255)])
 def test_grids_and_large_or_unbounded_integers_are_left_to_the_conf(spec):
     with pytest.raises(SpecError):
