@@ -96,11 +96,12 @@ ELSEWHERE = {
         'PPOLoss.normalize_advantages': 'normalize_advantage norm_adv advantage_normalization',
         'PPOLoss.gamma': 'discount_factor discount',
         'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps '
-                                       'max_steps total_env_steps n_timesteps step_per_epoch steps timesteps',
+                                       'max_steps total_env_steps n_timesteps step_per_epoch steps timesteps '
+                                       'num_frames',
         'TrainerConfig.unroll_length': 'n_steps num_steps rollout_length rollout_fragment_length train_freq '
-                                       'train_frequency step_per_collect',
-        'TrainerConfig.num_updates_per_train_iter': 'n_epochs num_epochs update_epochs num_sgd_iter gradient_steps '
-                                                    'repeat_per_collect utd_ratio',
+                                       'train_frequency step_per_collect n_step',
+        'TrainerConfig.num_updates_per_train_iter': 'n_epochs num_epochs num_epoch update_epochs num_sgd_iter '
+                                                    'gradient_steps repeat_per_collect utd_ratio',
         'TrainerConfig.mini_batch_size': 'batch_size minibatch_size num_minibatches train_batch_size '
                                          'train_batch_size_per_learner sgd_minibatch_size',
         'TrainerConfig.replay_buffer_length': 'buffer_size replay_size replay_buffer_size memory_size capacity',
@@ -111,18 +112,26 @@ ELSEWHERE = {
         'TrainerConfig.eval_interval': 'eval_freq evaluation_interval eval_every',
         'TrainerConfig.num_eval_episodes': 'n_eval_episodes eval_episodes evaluation_duration episode_per_test',
         'TrainerConfig.summary_interval': 'log_interval log_freq log_every',
-        'create_environment.env_name': 'env_id env environment game task',
+        'create_environment.env_name': 'env_id env environment game task load.env_name',
         'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
-                                                        'num_envs_per_env_runner',
-        'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length',
+                                                        'num_envs_per_env_runner num_env env_num',
+        'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length load.max_steps '
+                                            'create_environment.max_steps',
+        'suite_gym.load.gym_env_wrappers': 'create_environment.wrappers env_wrappers',
+        'TrainerConfig.num_episodes': 'total_episodes',
+        'TrainerConfig.root_dir': 'logdir log_dir',
+        'SacAlgorithm.num_critic_replicas': 'n_critics num_critics',
+        'RewardScaling.scale': 'reward_scale',
         'FrameStacker.stack_size': 'frame_stack num_stack n_stack framestack',
         'TrainerConfig.stop_at_return': 'early_stopping stop_reward reward_threshold',
-        'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs',
+        'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs create_environment.env_args',
         'SacAlgorithm.target_update_tau': 'tau polyak',
         'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',
         'DqnAlgorithm.rollout_epsilon_greedy': 'exploration_fraction exploration_final_eps exploration_initial_eps '
-                                               'start_e end_e',
-        'ActorDistributionNetwork.fc_layer_params': 'net_arch hidden_sizes hidden_dims fcnet_hiddens policy_kwargs',
+                                               'start_e end_e epsilon_start epsilon_decay '
+                                               'DqnAlgorithm.epsilon',
+        'ActorDistributionNetwork.fc_layer_params': 'net_arch hidden_sizes hidden_dims hidden_dim hidden_layers '
+                                                    'hidden_units fcnet_hiddens policy_kwargs',
         'ActorDistributionNetwork.activation': 'activation_fn fcnet_activation',
     }.items() for name in names.split()
 }
@@ -143,7 +152,7 @@ def instead_of_parameter(owner: str, name: str, known: Collection[str] = ()) -> 
         known: parameters that ``owner`` has.
     """
     hint = INSTEAD.get(f'{owner}.{name}') or INSTEAD.get(f'*.{name}', '')
-    target = ELSEWHERE.get(name, '')
+    target = ELSEWHERE.get(f'{owner}.{name}') or ELSEWHERE.get(name, '')
     if hint or not target:
         return hint
     own = target.rpartition('.')[2]

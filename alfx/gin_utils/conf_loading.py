@@ -177,11 +177,9 @@ def _module_names(path: Sequence[str], prefix: str) -> Iterator[str]:
 
 def _merged(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems without duplicates; a mistake repeated in several places lists the other places."""
-    places: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], dict[str, None]] = {}  # dicts as ordered sets
     for problem in problems:
-        known = places.setdefault((problem.message, problem.hint), [])
-        if problem.location not in known:
-            known.append(problem.location)
+        places.setdefault((problem.message, problem.hint), {})[problem.location] = None
     return [Problem(first, f'{message} (also in {", ".join(others)})' if others else message, hint)
             for (message, hint), (first, *others) in places.items()]
 
@@ -212,7 +210,7 @@ def _with_odd_characters(problem: Problem, reader: Reader) -> Problem:
     """Add the hint about a character of the same line, or of an earlier line for an error in the syntax."""
     odd = reader.odd_characters.get(problem.location)
     file = problem.location.rpartition(':')[0]
-    if odd is None and problem.message.startswith('syntax error'):
+    if odd is None and (problem.message.startswith('syntax error') or not problem.hint.isascii()):
         odd = next((f'{place}: {hint}' for place, hint in reader.odd_characters.items()
                     if place.rpartition(':')[0] == file), None)
     if odd is None:
@@ -346,8 +344,9 @@ def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) ->
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
                                            value, statement.location), is_inherited)
     macros = {statement.text: statement.value for statement, *_ in resolved if statement.kind == 'macro'}
-    for binding in locations.bindings():
-        if binding.name == 'eval_env_load_fn':
+    # the bindings in a scope of the evaluation environment may name further scopes
+    for binding in sorted(locations.bindings(), key=lambda each: each.name != 'eval_env_load_fn'):
+        if binding.name == 'eval_env_load_fn' or binding.is_for_evaluation:
             for leaf in iterate_nested(substitute(binding.value, macros)):
                 if isinstance(leaf, Reference) and leaf.scopes:
                     locations.add_evaluation_scope(leaf.scopes)

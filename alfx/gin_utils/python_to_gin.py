@@ -185,8 +185,10 @@ class _Writer:
             value = value.item()
         if isinstance(value, (Reference, Macro)) or value is None or isinstance(value, bool):
             return value
+        if isinstance(value, float) and math.isinf(value):
+            return Macro(f'alfx.{"minus_" if value < 0 else ""}infinity')
         for base in (int, float, str, bytes):
-            if isinstance(value, base) and not (isinstance(value, float) and not math.isfinite(value)):
+            if isinstance(value, base) and value == value:  # not NaN
                 return str.__str__(value) if base is str else base(value)  # type: ignore[arg-type]
         if isinstance(value, torch.dtype):
             return str(value).removeprefix('torch.')

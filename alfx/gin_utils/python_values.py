@@ -50,7 +50,7 @@ def _text(key: str, value: Any, modules: '_Modules') -> str:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     elif not isinstance(value, (int, float, str)) and hasattr(value, 'item') and getattr(value, 'ndim', 1) == 0:
-        value = value.item()  # a number of numpy or torch
+        value = float(value) if isinstance(value, np.floating) else value.item()  # a number of numpy or torch
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     kind: Any

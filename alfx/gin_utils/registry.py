@@ -14,7 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Optional, Union
 
 import gin
@@ -160,10 +160,8 @@ def _factory_of(cls: type) -> Callable:
     make.changeable_arguments = settings.may_change(cls)  # type: ignore[attr-defined]
     if cls.__module__.startswith('torch.'):  # classes of other packages need only the methods that are used
         make.__annotations__ = {'return': cls}
-    try:
+    with suppress(ValueError):  # written in C
         make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
-    except ValueError:  # written in C
-        pass
     return make
 
 

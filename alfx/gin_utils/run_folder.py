@@ -220,7 +220,8 @@ def check_same_conf(root_dir: str) -> None:
             old = {**_read_bindings(os.path.join(folder, 'operative.gin')), **old}
     problems = []
     for key in dict.fromkeys(keys):
-        if _may_change(*key[1:]):
+        known = static_check.find(key[1])
+        if known is not None and key[2] in settings.may_change(known.wrapped):
             continue
         was, now = _effective(old, key), _effective(new, key)
         if repr(was) != repr(now) and _show(key) != 'TrainerConfig.random_seed':  # the trainer checks the seed
@@ -267,12 +268,6 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
     known = static_check.find(selector)
     parameter = static_check.parameters_of(known)[0].get(name) if known else None
     return _NotSet() if parameter is None or parameter.default is parameter.empty else parameter.default
-
-
-def _may_change(selector: str, name: str) -> bool:
-    """Return whether an argument of ``selector`` may change when a run is resumed."""
-    known = static_check.find(selector)
-    return known is not None and name in settings.may_change(known.wrapped)
 
 
 def _show(key: tuple[str, str, str]) -> str:

@@ -232,6 +232,9 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
             expected, hint = wrong
             return Problem(statement.location, f'{owner}.{statement.name} expects {expected}, found the reference '
                            f'{value!r}', hint), None
+    if isinstance(value, str) and re.fullmatch(r'@[\w./]+(\(\))?', value) and hint_type in (Any, inspect._empty):
+        return Problem(statement.location, f'{owner}.{statement.name} expects an object, found the text {value!r}',
+                       f'a reference has no quotes: {value}'), None
     mismatch, converted = type_check.check(value, hint_type)
     if mismatch is not None:
         return Problem(statement.location, f'{owner}.{statement.name} expects {mismatch.expected}, found '
@@ -351,6 +354,8 @@ def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> lis
     name = statement.text
     if _is_constant(name):
         return [Problem(statement.location, f"'{name}' is the name of a constant", 'choose another name')]
+    if isinstance(statement.value, dict) and find(name):
+        return [Problem(statement.location, f"'{name} = {{...}}' defines a macro", f'write {name}.parameter = value')]
     needed = iterate_nested(substitute(statement.value, values, frozenset({name})))
     return [Problem(statement.location, f'macro %{name} refers to itself')] if Macro(name) in needed else []
 
@@ -358,7 +363,9 @@ def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> lis
 def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:
     if macro.name in macros or _is_constant(macro.name):
         return []
-    hint = hint_nearest(macro.name, list(macros)) or f'define it: {macro.name} = ...'
+    hint = hint_nearest(macro.name, list(macros)) or (
+        'a macro has no dot: write n = ..., and %n where it is used' if '.' in macro.name else
+        f'define it: {macro.name} = ...')
     return [Problem(location, f"macro '%{macro.name}' is not defined", hint)]
 
 

@@ -6,6 +6,7 @@ it that the text of these files names in quotes. A resumed run searches that fol
 unchanged it uses them instead, because a module may read files that its text does not name.
 """
 import ast
+import glob
 import importlib
 import itertools
 import json
@@ -92,6 +93,7 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         text = files[name].content.decode('utf8', errors='replace') if is_code or size < _MOST_BYTES // 20 else ''
         others = _named_in(text, os.path.dirname(path))
         if is_code:
+            others += [file for file in glob.glob(glob.escape(path[:-3]) + '.*') if not file.endswith(('.py', '.gin'))]
             package = os.path.dirname(name).replace(os.sep, '.')
             imported = [module for module in _imported_by(text, package) if module.partition('.')[0] != 'alfx']
             paths = dict.fromkeys(_file_of(folder, module) for module in imported)  # each once, in a fixed order

@@ -88,7 +88,7 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
     discount = np.ones(count, np.float32)
     observation, action = ({path: np.asarray(x) for path, x in nest.flatten_with_path(
         part, lambda x: not isinstance(x, (dict, tuple)))  # lists are arrays, or texts
-        if path not in left_out} for part in (episode.observations, episode.actions))
+        if part is episode.actions or path not in left_out} for part in (episode.observations, episode.actions))
     rows = {f'observation {path}': len(x) - 1 for path, x in observation.items()}
     rows.update({f'action {path}': len(x) for path, x in action.items()})
     wrong = {what: n for what, n in rows.items() if n != count}
@@ -108,8 +108,6 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
 def _bounds(space: Any) -> dict[str, list[Any]]:
     """Return the lower and upper bounds of the continuous actions with finite bounds, by path."""
     from alfx.environments.spaces import action_spec_from_gym_space
-    found = {}
-    for path, spec in nest.flatten_with_path(action_spec_from_gym_space(space)):
-        if spec.is_continuous and spec.is_bounded():
-            found[path] = [np.broadcast_to(x, spec.shape).tolist() for x in (spec.minimum, spec.maximum)]
-    return found
+    leaves = nest.flatten_with_path(action_spec_from_gym_space(space))
+    return {path: [np.broadcast_to(x, spec.shape).tolist() for x in (spec.minimum, spec.maximum)]
+            for path, spec in leaves if spec.is_continuous and spec.is_bounded()}

@@ -102,7 +102,7 @@ def _full_name(name: str, columns: list[str], path: str) -> str:
 
 
 def _read_events(folder: str) -> Curve | None:
-    if not glob.glob(os.path.join(folder, '*tfevents*')):
+    if not glob.glob(os.path.join(glob.escape(folder), '*tfevents*')):
         return None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()

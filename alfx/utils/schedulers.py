@@ -5,6 +5,7 @@ state, so a resumed run continues its schedule. Pass arguments that may be sched
 """
 import bisect
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -252,10 +253,13 @@ def values_over_percent(percent: float) -> dict[str, float]:
         percent: completed fraction of the run for which the values are computed.
     """
     macros = {binding.scope: binding.value for binding in locations.bindings() if binding.selector == 'gin.macro'}
+    shared = {each.scope: each.value for each in locations.bindings() if each.text.endswith('singleton.constructor')}
     found, current = {}, context.get_progress('percent')
     context.update_progress('percent', percent)
     for binding in locations.bindings():
         value = substitute(binding.value, macros)
+        if isinstance(value, Reference) and value.selector.endswith('singleton'):
+            value = dataclasses.replace(shared.get('/'.join(value.scopes), value), evaluate=True)
         if binding.selector != 'gin.macro' and isinstance(value, Reference) and value.evaluate and issubclass(
                 made_by(value) or object, Scheduler):
             reference = gin.config.ConfigurableReference('/'.join((*value.scopes, value.selector)), True)

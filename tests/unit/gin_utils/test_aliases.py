@@ -89,6 +89,18 @@ def test_parameters_named_for_users_of_other_libraries_exist(target):
     ('create_environment.env_kwargs = {}', 'alfx calls it suite_gym.load.env_args'),
     ('Agent.gamma = 0.9', 'write OneStepTDLoss.gamma'),
     ('Adam.epss = 1', "did you mean 'eps'?"),
+    ('create_environment.max_steps = 5', 'alfx calls it suite_gym.load.max_episode_steps'),
+    ('suite_gym.load.max_steps = 5', "did you mean 'max_episode_steps'?"),
+    ('TrainerConfig.max_steps = 5', "did you mean 'num_env_steps'?"),
+    ("suite_gym.load.env_name = 'x'", 'alfx calls it create_environment.env_name'),
+    ('create_environment.env_args = {}', 'alfx calls it suite_gym.load.env_args'),
+    ('create_environment.wrappers = ()', 'alfx calls it suite_gym.load.gym_env_wrappers'),
+    ('create_environment.env_num = 2', "did you mean 'num_parallel_environments'?"),
+    ('TrainerConfig.n_step = 2', "did you mean 'unroll_length'?"),
+    ("TrainerConfig.logdir = 'x'", "did you mean 'root_dir'?"),
+    ('DqnAlgorithm.epsilon = 0.1', "did you mean 'rollout_epsilon_greedy'?"),
+    ('SacAlgorithm.n_critics = 2', "did you mean 'num_critic_replicas'?"),
+    ('EncodingNetwork.hidden_dim = 2', "did you mean 'fc_layer_params'?"),
 ])
 def test_parameters_of_other_libraries_get_a_hint(message_of, binding, hint):
     assert hint in message_of(binding)

@@ -907,3 +907,16 @@ def test_an_error_in_what_an_object_returns_names_its_bindings(tmp_path):
         optimizers.Adam([torch.nn.Parameter(torch.zeros(1))])
     assert 'ppo_cart_pole.gin:18: Adam.lr: expected a number of at least 0, found -0.001\n' in str(caught.value)
     assert 'minus.gin:2: LinearScheduler.schedule = [(0, -0.001), (1, 0)]' in str(caught.value)
+
+
+def test_scopes_inside_the_evaluation_environment_are_for_evaluation(conf):
+    conf_file = conf("""
+        create_environment.eval_env_load_fn = @longer/suite_gym.load
+        suite_gym.load.gym_env_wrappers = (@FrameSkip, )
+        FrameSkip.skip = 2
+        longer/suite_gym.load.gym_env_wrappers = (@plain/FrameSkip, )
+        plain/FrameSkip.skip = 1
+        """)
+    loaded = gin_utils.load(conf_file)
+    assert [b.text for b in loaded.bindings if b.is_for_evaluation] == ['longer/suite_gym.load.gym_env_wrappers',
+                                                                       'plain/FrameSkip.skip']

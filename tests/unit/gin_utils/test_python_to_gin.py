@@ -20,6 +20,7 @@ alf.config('suite_gym.load', gym_env_wrappers=[])
 alf.config('create_environment', env_name="it's")
 alf.config('RewardClipping', minmax=(-1, 2.5))
 alf.config('EncodingNetwork', input_preprocessors={'a': None, 'b': [None]})
+alf.config('PPOLoss', value_clipping=float('inf'))
 ''', '''
 TrainerConfig.num_iterations = 3
 TrainerConfig.evaluate = False
@@ -30,6 +31,7 @@ suite_gym.load.gym_env_wrappers = []
 create_environment.env_name = "it's"
 RewardClipping.minmax = (-1, 2.5)
 EncodingNetwork.input_preprocessors = {'a': None, 'b': [None]}
+PPOLoss.value_clipping = %alfx.infinity
 '''),
     'classes_and_functions': ('''
 import alf
@@ -407,10 +409,10 @@ alf.config('EncodingNetwork', input_preprocessors=alf.nn.Sequential)  # reported
 import alf, torch
 alf.config('EncodingNetwork', input_preprocessors=torch.nn.ReLU())  # reported
 ''', 'cannot express the value ReLU()'),
-    'infinity': ('''
+    'not a number': ('''
 import alf
-alf.config('RewardClipping', minmax=(0, float('inf')))  # reported
-''', 'cannot express the value inf'),
+alf.config('RewardClipping', minmax=(0, float('nan')))  # reported
+''', 'cannot express the value nan'),
     'exception': ('''
 import alf
 size = {}['a']  # reported

@@ -185,6 +185,7 @@ HERE = pathlib.Path(__file__).parent
 VALUE = (HERE / 'own_data' / 'values.csv').read_text()
 MODEL = (HERE / 'own_arm.xml').read_bytes()
 LEVELS = [path.read_text() for path in sorted(HERE.glob('own_level_*.txt'))]
+TABLE = pathlib.Path(__file__).with_suffix('.tsv').read_text()
 """
 
 
@@ -195,6 +196,7 @@ def reader(tmp_path, forget):
     (folder / 'own_data').mkdir(parents=True)
     (folder / 'own_reader.py').write_text(READER)
     (folder / 'own_data' / 'values.csv').write_text('1,2')
+    (folder / 'own_reader.tsv').write_text('5')
     (folder / 'own_arm.xml').write_bytes(b'<mesh file="own_hand.stl"/>\xff')
     (folder / 'own_hand.stl').write_bytes(bytes(range(256)))
     (folder / 'own_level_1.txt').write_text('one')
@@ -206,12 +208,12 @@ def reader(tmp_path, forget):
 
 
 def test_files_that_a_module_names_are_copied(reader, tmp_path):
-    names = {'own_reader.py', 'own_data', 'own_arm.xml', 'own_hand.stl'}
+    names = {'own_reader.py', 'own_reader.tsv', 'own_data', 'own_arm.xml', 'own_hand.stl'}
     assert {name for name in os.listdir(f'{reader}/conf') if name.startswith('own_')} == names
     shutil.move(tmp_path / 'a', tmp_path / 'gone')
     gin_utils.load(None, root_dir=reader, same_run=False)
     module = sys.modules['own_reader']
-    assert (module.VALUE, module.MODEL[-1], module.LEVELS) == ('1,2', 255, [])
+    assert (module.VALUE, module.MODEL[-1], module.LEVELS, module.TABLE) == ('1,2', 255, [], '5')
     assert (tmp_path / 'run/conf/own_hand.stl').read_bytes() == bytes(range(256))
 
 

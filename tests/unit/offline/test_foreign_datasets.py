@@ -182,6 +182,23 @@ def test_texts_of_minari_are_left_out_with_a_warning(tmp_path, monkeypatch, capl
 
 
 @ignores_warnings
+def test_actions_named_like_a_text_are_kept(tmp_path, monkeypatch):
+    minari = pytest.importorskip('minari')
+    pytest.importorskip('h5py')
+    from minari.data_collector import EpisodeBuffer
+    monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
+    space = gymnasium.spaces.Dict({'arm': gymnasium.spaces.Box(-1, 1, (2, )), 'move': gymnasium.spaces.Text(8)})
+    action_space = gymnasium.spaces.Dict({'move': gymnasium.spaces.Discrete(2), 'grip': gymnasium.spaces.Discrete(3)})
+    samples = [space.sample() for _ in range(4)]
+    minari.create_dataset_from_buffers('test/two-v0', [EpisodeBuffer(
+        observations={key: [x[key] for x in samples] for key in space.spaces},
+        actions={'move': [0, 1, 0], 'grip': [2, 1, 0]}, rewards=[0.0] * 3, terminations=[False, False, True],
+        truncations=[False] * 3)], observation_space=space, action_space=action_space)
+    dataset = dataset_sources.read('minari:test/two-v0')
+    assert list(dataset.episodes.observation) == ['arm'] and sorted(dataset.episodes.action) == ['grip', 'move']
+
+
+@ignores_warnings
 @pytest.mark.parametrize('shape', [(6, 5, 3), (4, 4, 4)])
 def test_images_of_minari_are_transposed_as_the_environment_does(tmp_path, monkeypatch, shape):
     name, observations = create_minari_set(tmp_path, monkeypatch, gymnasium.spaces.Box(0, 255, shape, np.uint8))

@@ -146,8 +146,9 @@ class Kind(str, enum.Enum):
 
 
 @pytest.mark.parametrize('value, text', [
-    (np.float64(0.1), '0.1'), (np.float32(0.5), '0.5'), (np.int64(3), '3'), (np.bool_(True), 'True'),
-    (torch.tensor(2), '2'), (np.str_('a'), "'a'"), (OwnText('b'), "'b'"), (signal.SIGINT, '2'), (Kind.RELU, "'relu'"),
+    (np.float64(0.1), '0.1'), (np.float32(0.5), '0.5'), (np.longdouble(0.5), '0.5'), (np.int64(3), '3'),
+    (np.bool_(True), 'True'), (torch.tensor(2), '2'), (np.str_('a'), "'a'"), (OwnText('b'), "'b'"),
+    (signal.SIGINT, '2'), (Kind.RELU, "'relu'"),
     (pathlib.Path('a b'), "'a b'"), (np.array([1, 2]), '[1, 2]'), ((np.int32(1), ), '(1,)'), ((), '()'),
     ({np.int64(1): [pathlib.Path('x')]}, "{1: ['x']}"), (None, 'None'), (float('inf'), '%alfx.infinity'),
     (-np.inf, '%alfx.minus_infinity'), (torch.relu, '@torch.relu'), ('@torch.relu', '@torch.relu'),

@@ -121,6 +121,8 @@ def conf(tmp_path):
     ("Adam.lr = @LinearScheduler()\nLinearScheduler.progress_type = 'env_steps'\n"
      'LinearScheduler.schedule = [(0, 1.0), (1, 0.0)]', {}),
     ('Adam.lr = 0.1', {}),
+    ("Adam.lr = @s/gin.singleton()\ns/gin.singleton.constructor = @LinearScheduler\n"
+     "LinearScheduler.progress_type = 'percent'\nLinearScheduler.schedule = [(0, 1.0), (1, 0.0)]", {'Adam.lr': 0.75}),
 ])
 def test_bound_schedules_over_percent_have_values(conf, text, expected):
     conf(text)
