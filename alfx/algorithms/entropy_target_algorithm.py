@@ -80,12 +80,10 @@ def _mean_entropy(info: Any, valid_mask: Optional[Tensor] = None) -> Optional[Te
     return -context.mean_over_ranks((info.loss.extra.neg_entropy.detach() * mask).sum()) / count
 
 
-def _default_target_entropy(action_spec: NestedTensorSpec) -> float:
-    return sum(dist_utils.calc_default_target_entropy(spec) for spec in nest.flatten(action_spec))
-
-
 def _scheduled_target(action_spec: NestedTensorSpec, target_entropy: Any) -> Callable[[], float]:
-    return as_scheduler(_default_target_entropy(action_spec) if target_entropy is None else target_entropy)
+    if target_entropy is None:
+        target_entropy = sum(dist_utils.calc_default_target_entropy(spec) for spec in nest.flatten(action_spec))
+    return as_scheduler(target_entropy)
 
 
 @configurable

@@ -224,7 +224,9 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             initial_state = self.get_initial_rollout_state(self._env.batch_size)
             with updated_at_the_end():
                 played = play_population(partial(self._act, members), self, self._env, count, self._num_episodes,
-                                         initial_state, lambda step: steps.append(_measured(step)))
+                                         initial_state, lambda step: steps.append(TimeStep(
+                                             step_type=step.step_type, reward=step.reward, discount=step.discount,
+                                             env_info=step.env_info)))
             self.observe_unroll(nest.stack(steps))
             returns = played.returns.to(self.device)
             if self._reward_weights is not None:
@@ -286,11 +288,6 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                                 ('fitness_min', returns.min()), ('gradient_norm', ascent.norm()),
                                 ('parameter_norm', mean.norm()), ('sigma', self.sigma().mean())):
                 summary.scalar(what, value)
-
-
-def _measured(time_step: TimeStep) -> TimeStep:
-    return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
-                    env_info=time_step.env_info)
 
 
 def _has_distributions(output: Any) -> bool:

@@ -20,9 +20,8 @@ from alfx.engine.plan import TracedFunction
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, Problem, check_value, configurable, log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet
-from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
-                                  AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
-                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes, averaged_infos)
+from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageRewardMetric, EnvironmentSteps,
+                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes, episode_metrics)
 from alfx.offline import dataset_loading
 from alfx.offline.buffer import info_of_action, make_buffer, unknown_infos
 from alfx.summary import summary_utils
@@ -133,13 +132,8 @@ class RLAlgorithm(Algorithm):
         env, config = self._env, self._config
         size = max(env.batch_size * context.num_ranks(), config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
-        metrics: list[Any] = [EnvironmentSteps(), NumberOfEpisodes()]
-        metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
-            AverageReturnMetric, AverageEpisodeLengthMetric, AverageDiscountedReturnMetric,
-            EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric)]
-        if nest.flatten(averaged_infos(example.env_info)):
-            metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=size))
-        return metrics
+        return [EnvironmentSteps(), NumberOfEpisodes(), *episode_metrics(example, size, (
+            AverageDiscountedReturnMetric, EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric))]
 
     # Properties ------------------------------------------------------------------------------------------------
 

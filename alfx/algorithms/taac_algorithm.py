@@ -279,10 +279,8 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
                 self._trajectory.renew(actor_a.reshape(actor_a.shape[0], -1), prev_tau))
         q_values2 = self._values_of_both(observation, taus)
         beta_dist = self._switch_distribution(q_values2.detach())
-        if mode is Mode.predict:
-            b = dist_utils.epsilon_greedy_sample(beta_dist, self._epsilon_greedy)
-        else:
-            b = beta_dist.sample()
+        b = (dist_utils.epsilon_greedy_sample(beta_dist, self._epsilon_greedy) if mode is Mode.predict else
+             beta_dist.sample())
         return ActPredOutput(Distributions(beta_dist, a_dist), b, actor_a, taus, q_values2)
 
     def _candidate(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Tensor]:

@@ -169,11 +169,6 @@ class VAERepresentationLearner(Algorithm):
             latent = latent.detach()
         return nest.set_field(observation, self._observation_field, latent) if self._keep_other_fields else latent
 
-    def _log_likelihood(self, x: Tensor, decoded: Tensor) -> Tensor:
-        if self._is_bernoulli:
-            return bernoulli_log_likelihood(x, decoded)
-        return gaussian_log_likelihood(x, decoded, self._likelihood_std)
-
     def _learn(self, observation: NestedTensor, is_rollout: bool = False) -> tuple[NestedTensor, LossInfo]:
         """Return output and losses ``[B]``."""
         x = nest.get_field(observation, self._observation_field)
@@ -182,7 +177,8 @@ class VAERepresentationLearner(Algorithm):
         else:
             encoded = self._vae.train_step(x)
             decoded = self._decoded(encoded.output.z.flatten(1))
-            log_likelihood = self._log_likelihood(x, decoded)
+            log_likelihood = (bernoulli_log_likelihood(x, decoded) if self._is_bernoulli else
+                              gaussian_log_likelihood(x, decoded, self._likelihood_std))
             latent, loss = getattr(encoded.output, self._output), encoded.info.loss - log_likelihood
             mean = decoded.detach().sigmoid() if self._is_bernoulli else decoded.detach()
             info = VAERepresentationInfo(

@@ -99,8 +99,7 @@ def _check(names: list[str]) -> None:
     root_dir = flags.root_dir_from_flags() if FLAGS.root_dir else ''
     flags.conf_from_flags(root_dir or None, same_run=False)
     config = TrainerConfig(root_dir=root_dir)
-    env = building.create_eval_environment(config, 1)
-    with env:
+    with building.create_eval_environment(config, 1) as env:
         dataset_loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
                      config.mini_batch_length or 1, env.name)
     print(f'{", ".join(names)}: valid, and compatible with the environment')

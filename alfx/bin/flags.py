@@ -234,16 +234,14 @@ def define_device_flag(parser: Parser) -> None:
                'is available, otherwise the CPU)', default='cpu')
 
 
-def device_from_flags() -> Any:
-    """Make the device of ``--device`` the default device of this process, and return it.
+def device_from_flags() -> None:
+    """Make the device of ``--device`` the default device of this process.
 
     Raises:
         ConfError: the device does not exist.
     """
     from alfx.trainers import devices
-    device = devices.find_device(FLAGS.device)
-    devices.use_device(device)
-    return device
+    devices.use_device(devices.find_device(FLAGS.device))
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True, allow_unused: bool = False) -> Any:

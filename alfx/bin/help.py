@@ -166,7 +166,9 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
             own = unknown and 'for a class of your own, also write --module your_module'
             return [message, *(f'  {text}' for text in (meant, shown, own) if text)]
     # A conf cannot use a name that several modules define, such as load.
-    shortest = next(part for part in _endings(description.selector) if len(matching(part, known)) <= 1)
+    parts = description.selector.split('.')
+    endings = ('.'.join(parts[-count:]) for count in range(1, len(parts) + 1))
+    shortest = next(ending for ending in endings if len(matching(ending, known)) <= 1)
     if argument:
         return _lines_of_argument(shortest, argument, description)
     return [f'@{description.selector}', '', *_signature_lines(shortest, description.parameters), '',
@@ -204,11 +206,6 @@ def described(entry: Entry) -> Any:
         return from_source.describe(entry.selector, entry.module, entry.defined_as)
     except (LookupError, NameError, TypeError, ValueError, AttributeError, NotImplementedError, OSError):
         return None
-
-
-def _endings(selector: str) -> Iterator[str]:
-    parts = selector.split('.')
-    yield from ('.'.join(parts[-count:]) for count in range(1, len(parts) + 1))
 
 
 def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Iterator[str]:

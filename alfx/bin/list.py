@@ -65,10 +65,8 @@ def _head(name: str, texts: dict[str, str]) -> Head:
 
 
 def _bases(name: str, texts: dict[str, str]) -> list[str]:
-    found = []
-    for base in re.findall(r"^include '([^']*)\.gin'", texts[name], re.MULTILINE):
-        found += [base, *(_bases(base, texts) if base in texts else [])]
-    return found
+    included = re.findall(r"^include '([^']*)\.gin'", texts[name], re.MULTILINE)
+    return [found for base in included for found in (base, *(_bases(base, texts) if base in texts else ()))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -402,6 +402,14 @@ def averaged_infos(env_info: Any) -> Any:
     return {name: value for name, value in env_info.items() if name not in _NOT_SUMMED}
 
 
+def episode_metrics(example: TimeStep, buffer_size: int, further: Sequence[Callable[..., Any]] = ()) -> list[Any]:
+    """Create the metrics of return and length, further ones, and that of ``env_info`` unless it is empty."""
+    ctors: list[Callable[..., Any]] = [AverageReturnMetric, AverageEpisodeLengthMetric, *further]
+    if nest.flatten(averaged_infos(example.env_info)):
+        ctors.append(AverageEnvInfoMetric)
+    return [ctor(example_time_step=example, buffer_size=buffer_size) for ctor in ctors]
+
+
 @gin_utils.configurable
 class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
     """Averages of the quantities in ``time_step.env_info``, with the same structure.

@@ -115,16 +115,8 @@ class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
                  weight_decay: NonNegative, amsgrad: bool, gradient_clipping: Optional[Positive],
                  clip_by_global_norm: bool, name: str) -> None:
         self._buckets: Optional[list[_Bucket]] = None
-        super().__init__(
-            params,
-            lr=lr,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name,
-            betas=tuple(betas),
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad)
+        super().__init__(params, lr=lr, gradient_clipping=gradient_clipping, clip_by_global_norm=clip_by_global_norm,
+                         name=name, betas=tuple(betas), eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; see :meth:`ClippingMixin.add_param_group`.
@@ -160,11 +152,7 @@ class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
         loss = self._before_step(closure)
         buckets = self.buckets()
         with without_autograd(bucket.params[0] for bucket in buckets):
-            batches = []
-            for bucket in buckets:
-                bucket, grads = bucket.with_gradients()
-                if grads:
-                    batches.append((bucket, grads))
+            batches = [(bucket, grads) for bucket, grads in map(_Bucket.with_gradients, buckets) if grads]
             if batches:
                 divisor = self._clip(batches)
                 self._count_steps(batches)
@@ -192,21 +180,9 @@ class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
         if divisor is not None and divisor.device != grads[0].device:
             divisor = divisor.to(grads[0].device)
         kernel = torch._fused_adamw_ if self._decoupled_weight_decay else torch._fused_adam_
-        kernel(
-            bucket.params,
-            grads,
-            bucket.exp_avgs,
-            bucket.exp_avg_sqs,
-            bucket.max_exp_avg_sqs,
-            bucket.steps,
-            lr=group['lr'],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group['weight_decay'],
-            eps=self._eps(group),
-            amsgrad=group['amsgrad'],
-            maximize=False,
-            grad_scale=divisor)
+        kernel(bucket.params, grads, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.max_exp_avg_sqs, bucket.steps,
+               lr=group['lr'], beta1=beta1, beta2=beta2, weight_decay=group['weight_decay'], eps=self._eps(group),
+               amsgrad=group['amsgrad'], maximize=False, grad_scale=divisor)
 
     def _count_steps(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> None:
         """Add 1 to the number of steps of each parameter."""
@@ -222,10 +198,8 @@ class FusedAdamBase(LazyHooks, ClippingMixin, _AdamDefaults):
 
     def _make_buckets(self) -> list[_Bucket]:
         """Sort the parameters of each group by device and type, and create missing state."""
-        buckets: list[_Bucket] = []
-        for group in self.param_groups:
-            buckets.extend(self._make_bucket(group, params) for params in group_by_kind(group['params']))
-        return buckets
+        return [self._make_bucket(group, params) for group in self.param_groups
+                for params in group_by_kind(group['params'])]
 
     def _make_bucket(self, group: dict[str, Any], params: list[Tensor]) -> _Bucket:
         moments = ['exp_avg', 'exp_avg_sq'] + (['max_exp_avg_sq'] if group['amsgrad'] else [])

@@ -66,7 +66,8 @@ class TrustedUpdater:
             ratio = self._allowed_ratio(nest.flatten(change), bounds)
             if ratio >= 1:
                 return first, shrinks
-            self._shrink(self._SAFETY * ratio)
+            for parameter, before in zip(self._parameters, self._before):
+                parameter.copy_(torch.lerp(before, parameter, self._SAFETY * ratio))
             change = change_f()
         raise ValueError(f'TrustedUpdater.adjust_step: the change is still {change} after {self._MAX_SHRINKS} '
                          f'reductions of the step, expected at most {max_change}; check that change_f depends on the '
@@ -81,7 +82,3 @@ class TrustedUpdater:
             if not change <= bound:
                 ratios.append(bound / change if change < float('inf') else 0.5)
         return min(ratios)
-
-    def _shrink(self, ratio: float) -> None:
-        for parameter, before in zip(self._parameters, self._before):
-            parameter.copy_(torch.lerp(before, parameter, ratio))

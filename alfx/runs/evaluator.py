@@ -16,8 +16,8 @@ import torch
 from alfx import context, gin_utils, nest, summary
 from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.environments.seeding import derived_seed
-from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
-                                  AverageReturnMetric, averaged_infos, update_metrics)
+from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodicAggregationMetric, episode_metrics,
+                                  update_metrics)
 from alfx.offline.dataset_files import normalized_score
 from alfx.offline.dataset_sources import reference_returns
 from alfx.summary.trackers import event_writer
@@ -172,7 +172,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     remaining = torch.full((batch_size, ), num_episodes // batch_size)
     remaining[:num_episodes % batch_size] += 1
     time_step = env.reset()
-    metrics, step_measures = _metrics(time_step, num_episodes), EpisodeMeans()
+    metrics, step_measures = episode_metrics(time_step, num_episodes), EpisodeMeans()
     initial_state = algorithm.get_initial_predict_state(batch_size)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
     device, complete = context.get_default_device(), []
@@ -215,15 +215,6 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     returns, lengths = (metric.episodes()[0] for metric in metrics[:2])
     return EvalResult(returns, lengths, metrics, step_measures.result(), torch.cat(complete).numpy(),
                       {name: np.array(values) for name, values in final_infos.items()})
-
-
-def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggregationMetric]:
-    metrics: list[AverageEpisodicAggregationMetric] = [
-        AverageReturnMetric(example_time_step=example, buffer_size=num_episodes),
-        AverageEpisodeLengthMetric(example_time_step=example, buffer_size=num_episodes)]
-    if nest.flatten(averaged_infos(example.env_info)):
-        metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=num_episodes))
-    return metrics
 
 
 class EvalLog:

@@ -137,7 +137,8 @@ class Searching:
                         self._check_run(run)
                     self._start_runs()
                     self._check_limits()
-                    self._tell_active_runs()
+                    if self._runs and time.monotonic() - self._last_output > _QUIET_SECONDS:
+                        self._tell(f"running: {', '.join(self._description(run) for run in self._runs)}")
                     if self._runs:
                         time.sleep(_POLL_SECONDS)
             finally:
@@ -157,10 +158,6 @@ class Searching:
     def _tell(self, line: str) -> None:
         self._last_output = time.monotonic()
         self._show(line)
-
-    def _tell_active_runs(self) -> None:
-        if self._runs and time.monotonic() - self._last_output > _QUIET_SECONDS:
-            self._tell(f"running: {', '.join(self._description(run) for run in self._runs)}")
 
     def _description(self, run: ActiveRun) -> str:
         curve = self._measure.curve(run.run.root_dir)

@@ -4,6 +4,7 @@ The process is started at the first evaluation. It creates its own environments 
 folder and receives the weights with each request. Requests wait in a short queue: if evaluations take longer than the
 training between them, training waits, so that no evaluation is skipped.
 """
+import contextlib
 import logging
 import queue
 import time
@@ -53,12 +54,10 @@ class Evaluator(RunEvaluator):
         job = EvalJob('eval', context.get_global_counter(), step_metrics, pack(policy_state(algorithm)),
                       context.get_all_progresses(), time.time())
         while self._is_alive():
-            try:
+            with contextlib.suppress(queue.Full):
                 self._jobs.put(tuple(job), timeout=processes.POLL_SECONDS)
                 self._waiting.append(job.global_counter)
                 return
-            except queue.Full:
-                continue
 
     def messages(self) -> list[str]:
         """Return log messages since the last call: results, and the death of the process."""
@@ -83,11 +82,10 @@ class Evaluator(RunEvaluator):
             self._messages.append(f'not completed: evaluations at {", ".join(map(str, self._waiting))}')
 
     def _try_to_stop(self) -> bool:
-        try:
+        with contextlib.suppress(queue.Full):
             self._jobs.put(tuple(EvalJob('stop')), timeout=processes.POLL_SECONDS)
-        except queue.Full:
-            return False
-        return True
+            return True
+        return False
 
     def _ensure_process(self) -> bool:
         if self._is_alive():
@@ -156,8 +154,6 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
 def _next_job(jobs: Any) -> EvalJob:
     """Wait for the next request and return it; 'stop' if the trainer has exited."""
     while not processes.is_orphan():
-        try:
+        with contextlib.suppress(queue.Empty):
             return EvalJob(*jobs.get(timeout=processes.POLL_SECONDS))
-        except queue.Empty:
-            continue
     return EvalJob('stop')

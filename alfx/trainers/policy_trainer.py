@@ -433,8 +433,10 @@ class Trainer:
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
             reproducibility.warn_on_resume(self._algorithm, self._config, self.current_env_steps())
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
-        if self._team.writes:
-            self._remove_later_entries(saved_at, counter)
+        if self._team.writes:  # remove entries logged after the checkpoint, because they will be logged again
+            self._summary.cut(self._state.iteration - 1)
+            run_files.cut_results(self._config.root_dir, saved_at, counter)
+            self._summary.start_trackers(counter)
         percent_before = context.get_progress('percent')
         self._update_progress(self.current_env_steps())
         if counter >= 0:
@@ -459,12 +461,6 @@ class Trainer:
                 self._display.message(f'the length of the run has changed: {now:.1%} instead of {percent:.1%} is done, '
                                       f'and the schedule of {name} continues at {value:.4g} instead of '
                                       f'{before[name]:.4g}')
-
-    def _remove_later_entries(self, saved_at: float, counter: int) -> None:
-        """Remove entries logged after the checkpoint, because they will be logged again."""
-        self._summary.cut(self._state.iteration - 1)
-        run_files.cut_results(self._config.root_dir, saved_at, counter)
-        self._summary.start_trackers(counter)
 
     def _has_evaluation(self) -> bool:
         """Return whether the current parameters have been evaluated."""

@@ -64,24 +64,20 @@ class RunSummary:
             self._is_first = False
         env_steps = self.count('EnvironmentSteps')
         rate = self._rate(iteration, env_steps)
-        for name, value in rate.items():
-            summary.scalar(f'throughput/{name}', value)
-        averages = _averages(final_infos)
+        averages, logged = _averages(final_infos), logged or {}
         row = {'iteration': iteration, 'global_counter': context.get_global_counter(), 'env_steps': env_steps,
                'episodes': self.count('NumberOfEpisodes'), 'seconds': round(seconds, 3), **self.episode_averages(),
                'steps_per_second': rate.get('environment_steps_per_second', ''), **averages}
-        for name, value in averages.items():
-            summary.scalar(f'Metrics/{name}', value)
-        for name, value in self._learning().items():
-            summary.scalar(f'train/{name}', value)
-        for name, value in (logged or {}).items():
-            summary.scalar(name, value)
+        scalars_of = {'throughput/': rate, 'Metrics/': averages, 'train/': self._learning(), '': logged}
+        for prefix, values in scalars_of.items():
+            for name, value in values.items():
+                summary.scalar(f'{prefix}{name}', value)
         scalars = dict(self.writer.latest_scalars)
         learning = {tag: value for tag, value in scalars.items() if run_files.LEARNING_COLUMN.search(tag)}
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
-        self._row = {**row, **learning, **(logged or {})}
+        self._row = {**row, **learning, **logged}
         self._append()
         if self._trackers is not None:
             self._track({**row, **scalars})

@@ -311,18 +311,19 @@ def gumbel_inner_scores(log_prior: Tensor, sigma: Tensor, prior: Tensor, visits:
 
 def uniform(seeds: Tensor, depth: Tensor) -> Tensor:
     """Numbers in [0, 1) for seeds and depths, int64 ``[N]`` each, from the generator splitmix64."""
-    z = seeds + (depth + 1) * _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    z = z ^ _shifted(z, 31)
-    return _shifted(z, 11).to(torch.float64) * 2.0**-53
+    z = seeds + (depth + 1) * signed(0x9E3779B97F4A7C15)
+    z = (z ^ shifted(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shifted(z, 27)) * signed(0x94D049BB133111EB)
+    z = z ^ shifted(z, 31)
+    return shifted(z, 11).to(torch.float64) * 2.0**-53
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
+    """Return the signed 64-bit number with the bits of an unsigned one."""
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def shifted(x: Tensor, bits: int) -> Tensor:
     """Shift right logically, which torch supports only for unsigned numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -168,8 +168,6 @@ def compute_entropy(distributions: NestedDistribution) -> Tensor:
         NotImplementedError: a distribution has no entropy in closed form (a squashed normal, a mixture); see
             :func:`entropy_with_fallback`.
     """
-    if isinstance(distributions, td.Distribution):
-        return distributions.entropy()
     return _total([dist.entropy() for dist in _flatten(distributions)])
 
 
@@ -248,10 +246,8 @@ def _masked(dist: Any, mask: Tensor) -> Any:
 
 
 def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], return_log_prob: bool) -> Any:
-    if isinstance(distributions, td.Distribution):
-        actions = draw(distributions)
-    else:
-        actions = nest.map_structure(draw, distributions, is_leaf=nest.is_distribution)
+    actions = draw(distributions) if isinstance(distributions, td.Distribution) else nest.map_structure(
+        draw, distributions, is_leaf=nest.is_distribution)
     return (actions, compute_log_probability(distributions, actions)) if return_log_prob else actions
 
 
@@ -272,8 +268,6 @@ def rsample_action_distribution(nested_distributions: NestedDistribution, return
     """
     if not return_log_prob:
         return _sample(nested_distributions, _draw_reparameterized, False)
-    if isinstance(nested_distributions, td.Distribution):
-        return _draw_with_log_prob(nested_distributions)
     pairs = [_draw_with_log_prob(dist) for dist in _flatten(nested_distributions)]
     actions = nest.structure(nested_distributions, nest.is_distribution).unflatten([pair[0] for pair in pairs])
     return actions, _total([pair[1] for pair in pairs])
@@ -337,9 +331,7 @@ def epsilon_greedy_sample(nested_distributions: NestedDistribution,
         extra = sample.dim() - len(batch_shape)
         return torch.where(explore.view(*batch_shape, *[1] * extra) if extra else explore, sample, mode)
 
-    if isinstance(nested_distributions, td.Distribution):
-        return draw(nested_distributions)
-    return nest.map_structure(draw, nested_distributions, is_leaf=nest.is_distribution)
+    return _sample(nested_distributions, draw, False)
 
 
 def get_mode(dist: td.Distribution) -> Tensor:
@@ -443,8 +435,6 @@ def entropy_with_fallback(distributions: NestedDistribution, return_sum: bool = 
             return entropy, entropy
         return estimated_entropy(dist)
 
-    if isinstance(distributions, td.Distribution):
-        return compute(distributions)
     pairs = [compute(dist) for dist in _flatten(distributions)]
     if return_sum:
         return _total([pair[0] for pair in pairs]), _total([pair[1] for pair in pairs])

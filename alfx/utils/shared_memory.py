@@ -2,6 +2,7 @@
 
 A process that receives one of these objects sees the same memory.
 """
+import itertools
 import math
 import os
 import shutil
@@ -46,11 +47,8 @@ class SharedTensors:
 
     def _offsets(self) -> list[int]:
         """Return the start of each tensor and the end of the last one, in bytes."""
-        offsets = [0]
-        for shape, dtype in self._specs:
-            size = math.prod(shape) * dtype.itemsize
-            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        return offsets
+        sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in self._specs)
+        return list(itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
     def _views(self) -> list[Tensor]:
         return [self._block[offset:offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -133,12 +133,10 @@ def classification_metrics(outputs: Tensor, targets: Tensor, voting: str = 'soft
     votes = probabilities if voting == 'soft' else class_probabilities(outputs, voting)
     log_mean = outputs.log_softmax(-1).logsumexp(1) - math.log(outputs.shape[1])
     one_hot = F.one_hot(targets, probabilities.shape[-1]).to(probabilities.dtype)
-    return {
-        'accuracy': float((votes.argmax(-1) == targets).double().mean()),
-        'nll': float(F.nll_loss(log_mean, targets)),
-        'brier': float((probabilities - one_hot).square().sum(-1).mean()),
-        'ece': calibration_error(probabilities, targets),
-    }
+    return {'accuracy': float((votes.argmax(-1) == targets).double().mean()),
+            'nll': float(F.nll_loss(log_mean, targets)),
+            'brier': float((probabilities - one_hot).square().sum(-1).mean()),
+            'ece': calibration_error(probabilities, targets)}
 
 
 def regression_metrics(outputs: Tensor, targets: Tensor, noise_stddev: float = 1.0) -> dict[str, float]:
@@ -156,8 +154,6 @@ def regression_metrics(outputs: Tensor, targets: Tensor, noise_stddev: float = 1
     mean = outputs.mean(1)
     exponent = -0.5 * (outputs - targets.unsqueeze(1)).square().sum(-1) / noise_stddev**2
     constant = 0.5 * targets.shape[-1] * math.log(2 * math.pi * noise_stddev**2) + math.log(outputs.shape[1])
-    return {
-        'rmse': float((mean - targets).square().mean().sqrt()),
-        'nll': float((constant - exponent.logsumexp(1)).mean()),
-        'stddev': float(outputs.var(1, unbiased=False).mean().sqrt()),
-    }
+    return {'rmse': float((mean - targets).square().mean().sqrt()),
+            'nll': float((constant - exponent.logsumexp(1)).mean()),
+            'stddev': float(outputs.var(1, unbiased=False).mean().sqrt())}

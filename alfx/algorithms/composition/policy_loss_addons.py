@@ -19,7 +19,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_
 from alfx.gin_utils import Count, Positive, check_value, configurable, takes_arguments_of
 from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.schedulers import as_scheduler
 
@@ -113,7 +113,9 @@ class DivergenceFromPolicy(PolicyLossAddOn):
                              'actor_network_ctor of a feed-forward network')
         self._source = None if checkpoint_path is None else (checkpoint_path, checkpoint_prefix, checkpoint_path)
         self._other_network = network.requires_grad_(False)
-        self._scales = [_deterministic_scale(spec, deterministic_stddev, owner) for spec in nest.flatten(action_spec)]
+        # standard deviation of each element of a continuous action
+        self._scales = [deterministic_stddev * action_range(spec, owner, 'distances are in units of half the range')[1]
+                        if spec.is_continuous else None for spec in nest.flatten(action_spec)]
         self._num_samples = num_samples
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
@@ -151,13 +153,6 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         target = dist_utils.get_mode(other) if isinstance(other, td.Distribution) else other
         difference = (policy - target) / scale.to(policy.device)
         return 0.5 * difference.square().reshape(difference.shape[0], -1).sum(-1)
-
-
-def _deterministic_scale(spec: TensorSpec, stddev: float, owner: str) -> Tensor | None:
-    """Return the standard deviation of each element of a continuous action, ``None`` for a discrete one."""
-    if not spec.is_continuous:
-        return None
-    return stddev * action_range(spec, owner, 'distances are in units of half the range')[1]
 
 
 def kl_divergence(policy: td.Distribution, other: td.Distribution, num_samples: int = 1) -> Tensor:

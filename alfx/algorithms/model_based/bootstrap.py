@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from alfx.tree_search.rules import shifted, signed
+
 _POISSON = tuple(math.exp(-1) * sum(1 / math.factorial(i) for i in range(k + 1)) for k in range(6))
 """Cumulative distribution function of a Poisson variable with mean 1."""
 
@@ -20,20 +22,11 @@ def hashed_uniform(*keys: Tensor) -> Tensor:
     """
     x = torch.zeros_like(keys[0])
     for key in keys:
-        x = x + key + _signed(0x9E3779B97F4A7C15)
+        x = x + key + signed(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ _shifted(x, shift)) * _signed(factor)
-        x = x ^ _shifted(x, 31)
-    return _shifted(x, 11).double() * 2.0**-53
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift to the right, filling with zeros."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+            x = (x ^ shifted(x, shift)) * signed(factor)
+        x = x ^ shifted(x, 31)
+    return shifted(x, 11).double() * 2.0**-53
 
 
 def transition_weights(env_ids: Tensor, positions: Tensor, num_members: int, bootstrap: bool,

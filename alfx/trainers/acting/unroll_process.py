@@ -29,14 +29,12 @@ def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: st
         settings: see ``RolloutWorker``; additionally 'unroll_step_interval'.
     """
     prepare(settings)
-    log = LogForwarding(lambda level, text: tell('log', (level, text)))
-    with log.active(), contextlib.suppress(_Stopped):
+    with LogForwarding(lambda level, text: tell('log', (level, text))).active(), contextlib.suppress(_Stopped):
         _act(channel, conf_file, settings, tell)
 
 
 def _act(channel: UnrollChannel, conf_file: str, settings: dict[str, Any], tell: Any) -> None:
-    worker = RolloutWorker(conf_file, settings)
-    with contextlib.closing(worker):
+    with contextlib.closing(RolloutWorker(conf_file, settings)) as worker:
         tell('ready', worker.batch_size)
         while not channel.take_weights(worker.load, _stop_check(channel)):
             _stop_check(channel)()
