@@ -120,7 +120,7 @@ def test_a_subclass_of_icm_that_declares_traceable_updates_learns():
 
 
 @pytest.mark.parametrize('name', ['bootstrap_values', 'trained_values'])
-def test_joint_batches_are_rejected_for_a_subclass_with_separate_values(name):
+def test_joint_batches_are_rejected_for_separate_values(name):
     cls, _ = counting(SacAlgorithm, name)
     agent = sac_agents.make_agent('continuous', cls, critic_batches='joint')[0]
     with pytest.raises(NotImplementedError, match='Overriding.joint_values'):

@@ -209,7 +209,7 @@ def test_a_temporary_folder_of_the_process_is_found(tmp_path, monkeypatch):
     assert "it refers to 'same', a file or folder of the process" in replay(adapter(Files, count=1), recording)
 
 
-def test_a_file_that_an_external_program_may_use_is_found_before_the_first_step(tmp_path, monkeypatch):
+def test_a_file_of_an_external_program_is_found_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr('tempfile.gettempdir', lambda: '/elsewhere')
     names = itertools.count()
 

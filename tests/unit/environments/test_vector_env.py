@@ -370,7 +370,7 @@ class TestSeeds:
         assert len(np.unique(played)) == played.size and np.array_equal(played, play(1))
         assert not (played == play(2)).any()
 
-    def test_environments_that_ignore_the_seed_or_sample_their_spaces_are_reproducible(self):
+    def test_environments_that_ignore_seeds_are_reproducible(self):
         def play(make, seed):
             env = SerialVectorEnv([make] * 2)
             found = env.reset(seed=environment_seeds(seed, 2))[0]
