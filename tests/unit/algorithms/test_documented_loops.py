@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import agents
+from helpers.overriding import counting
 from helpers.sac_agents import networks
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
@@ -28,20 +29,6 @@ def agent_of(cls, algorithm):
         return agents.make_agent(algorithm, 'discrete')[0]
 
 
-def recording(*names):
-    """Return an agent class that overrides training methods, records each call and calls the inherited method."""
-    calls = []
-
-    def override(name):
-        def method(self, *args, **kwargs):
-            calls.append(name)
-            return getattr(super(cls, self), name)(*args, **kwargs)
-        return method
-
-    cls = type('Overriding', (Agent, ), {name: override(name) for name in names})
-    return cls, calls
-
-
 @pytest.mark.parametrize('algorithm, names, expected', [
     ('ppo', ['train_iter'], ['train_iter']),
     ('ppo', ['unroll', 'train_from_replay_buffer'], ['unroll', 'train_from_replay_buffer']),
@@ -49,7 +36,7 @@ def recording(*names):
      ['unroll', 'train_from_unroll', 'update_with_gradient']),
 ])
 def test_overridden_methods_run_once_and_change_nothing(algorithm, names, expected):
-    cls, calls = recording(*names)
+    cls, calls = counting(Agent, *names)
     both = agent_of(cls, algorithm), agent_of(Agent, algorithm)
     assert isinstance(both[0].learner, CustomLearner) and type(both[1].learner) is Learner
     for agent in both:

@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import agents, dqn_agents, offline_agents, sac_agents
+from helpers.overriding import counting
 
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
@@ -20,21 +21,6 @@ from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.utils.schedulers import LinearScheduler
-
-
-def counting(base, *names, mixin=False):
-    """Return a subclass that overrides methods, directly or in a mixin, and the list of their calls."""
-    calls = []
-
-    def override(name):
-        def method(self, *args, **kwargs):
-            calls.append(name)
-            return getattr(super(owner, self), name)(*args, **kwargs)
-        return method
-
-    methods = {name: override(name) for name in names}
-    owner = type('Overriding', (object, ) if mixin else (base, ), methods)
-    return type('Combined', (owner, base), {}) if mixin else owner, calls
 
 
 def assert_same_training(agent, reference, calls, iterations=3):
