@@ -11,6 +11,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.algorithms.base.overrides import is_overridden
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -150,10 +151,10 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     def _has_own_steps(self, cls: type) -> bool:
         """Return whether the algorithm can be trained and inherits from ``cls`` all steps that have to agree."""
-        return self._value_network is not None and all(
-            getattr(type(self), name) is getattr(cls, name)
-            for name in ('rollout_step', 'collect_step', 'train_step', 'preprocess_experience', '_policy', '_value',
-                         '_info', '_train_info'))
+        if self._value_network is None or is_overridden(type(self), 'preprocess_experience'):
+            return False
+        return all(getattr(type(self), name) is getattr(cls, name) for name in (
+            'rollout_step', 'collect_step', 'train_step', '_policy', '_value', '_info', '_train_info'))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
         """Compute the info of ``rollout_step`` for the action taken, with the current networks."""
