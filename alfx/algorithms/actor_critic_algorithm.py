@@ -207,9 +207,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:
         """Return the weights ``[B, K]`` of a reward vector, else ``()``."""
-        if self._reward_weights is None:
-            return ()
-        return self._reward_weights.expand(inputs.reward.shape)
+        return () if self._reward_weights is None else self._reward_weights.expand(inputs.reward.shape)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Compute the loss of policy, value and entropy, ``[T, B]``."""

@@ -57,7 +57,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         optimizer: default optimizer; it owns the parameters that no other optimizer owns, see
             :mod:`alfx.algorithms.base.ownership`.
         checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
-            of the checkpoint file ``path`` into this algorithm before training.
+            of the checkpoint file ``path`` into this algorithm before training, except step counts and optimizers.
         config: configuration of the run; needed by an algorithm that runs training iterations.
         debug_summaries: write more summaries.
         name: name in summaries and messages.
@@ -734,6 +734,12 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             # a conf may bind the argument for any of the classes
             problems = [problem_at(cls.__name__, argument, f'= {value!r}: {error}') for cls in type(self).__mro__]
             raise ConfError([next((p for p in problems if p.location), problems[0])]) from error
+        own = part.state_dict()
+        for key in state.keys() & own.keys():  # step counts and optimizers are those of this run
+            if key.startswith('_metrics.'):
+                state[key] = own[key]
+            elif key.endswith('_extra_state') and 'optimizers' in own[key]:
+                state[key] = {**state[key], 'optimizers': own[key]['optimizers']}
         part.load_state_dict(state)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -251,7 +251,8 @@ class SequentialAlg(_StepsOfParts, AlgorithmContainer):
         results = {'': inputs, 'input': inputs, 'state': new_states, 'info': infos}
         stateful = self._stateful.get(method, self._stateful[''])
         for key, (select, module, name) in self._steps.items():
-            selected, own = select(results), state[key] if key in stateful else ()
+            selected = select(results)
+            own = state[key] if key in stateful else _state_spec(module, _STATE_SPECS.get(method, 'train_state_spec'))
             if key in self._algs:
                 stored = () if rollout_info is None else (rollout_info[key], *more)
                 result, new_states[key], infos[key] = getattr(module, method)(selected, own, *stored)
@@ -454,8 +455,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
     def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
         """Use these weights ``[K]`` from the next step on, here and in the wrapped algorithm if it has any."""
         super().set_reward_weights(reward_weights)
-        if isinstance(self._alg, RLAlgorithm):
-            self._alg.set_reward_weights(reward_weights)
+        for part in self._alg.modules():
+            if isinstance(part, RLAlgorithm) and part.reward_weights is not None:
+                part.set_reward_weights(reward_weights)
 
     def own_capabilities(self) -> Capabilities:
         """Return the most general capabilities, which the wrapped algorithm restricts."""

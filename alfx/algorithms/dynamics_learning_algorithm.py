@@ -249,7 +249,8 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     def _arrival(self, before: Tensor, time_step: TimeStep, rollout_info: Any) -> AlgStep:
         """Compute ``train_step`` of rows ``[N, ...]``."""
-        loss, dist = self._losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
+        loss, dist = self._losses(*map(self._expanded, (
+            before, self._action_encoder(time_step.prev_action), time_step.observation)))
         weight = getattr(rollout_info, 'weight', ())
         if self._num_replicas > 1:
             loss = (loss * weight if isinstance(weight, Tensor) else loss).mean(-1)

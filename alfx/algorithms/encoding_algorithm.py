@@ -118,8 +118,8 @@ class EncodingAlgorithm(EncoderAlgorithm):
         action_spec: nest of specs of the action; only used with ``time_step_as_input``.
         reward_spec: of rank 0 or 1; only used with ``time_step_as_input``.
         encoder_cls: creates the ``Network``; called with the spec of its input.
-        time_step_as_input: pass the whole ``TimeStep`` (without ``env_info`` and ``untransformed``) to the network
-            instead of the observation.
+        time_step_as_input: pass the whole ``TimeStep`` (without ``env_info``, ``untransformed`` and ``action_mask``) to
+            the network instead of the observation.
         output_fields: path of the representation in the output of the network, or a nest of paths; ``None``: the whole
             output.
         loss_fields: path of the losses in the output of the network, or a nest of paths; each loss is one number per
@@ -169,7 +169,9 @@ class EncodingAlgorithm(EncoderAlgorithm):
         return AlgStep(self._output(encoded), state, self._loss_info(encoded))
 
     def _encoder_inputs(self, time_step: TimeStep) -> NestedTensor:
-        return time_step._replace(env_info=(), untransformed=()) if self._time_step_as_input else time_step.observation
+        if not self._time_step_as_input:
+            return time_step.observation
+        return time_step._replace(env_info=(), untransformed=(), action_mask=())
 
     def _output(self, encoded: Nested) -> Nested:
         return encoded if self._output_fields is None else get_nested_field(encoded, self._output_fields)

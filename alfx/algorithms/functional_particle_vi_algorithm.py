@@ -153,6 +153,9 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         elif not isinstance(param_net, Network):
             param_net = param_net(task.input_spec)
         network = given_network(param_net)
+        if tuple(param_net.output_spec.shape) != (task.output_dim, ):
+            raise ConfError([problem_at(owner, 'param_net', f'has the output {param_net.output_spec}, expected '
+                                        f'{task.output_dim} numbers (output_dim)', 'change its last layer')])
         super().__init__(network.param_length, num_particles, 1.0, par_vi, critic_hidden_layers=critic_hidden_layers,
                          critic_l2_weight=critic_l2_weight, critic_iter_num=critic_iter_num,
                          critic_use_bn=critic_use_bn, critic_optimizer=critic_optimizer, optimizer=optimizer,

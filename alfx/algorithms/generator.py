@@ -130,7 +130,9 @@ class Generator(Algorithm):
         self._mi_weight = mi_weight
         self._mi_estimator: Any = None
         if mi_weight is not None:
-            self._mi_estimator = mi_estimator_cls(x_spec=net_spec, y_spec=TensorSpec((output_dim, )), sampler='shift')
+            output_spec = TensorSpec((output_dim, ))  # also that of the noise with functional_gradient
+            self._mi_estimator = mi_estimator_cls(x_spec=output_spec if functional_gradient else net_spec,
+                                                  y_spec=output_spec, sampler='shift')
         self._bandwidth_averager = ScalarAdaptiveAverager() if use_kernel_averager else None
         self._critic: CriticAlgorithm | None = None
         self._critic_iter_num, self._critic_l2_weight = critic_iter_num, critic_l2_weight
@@ -234,6 +236,8 @@ class Generator(Algorithm):
         Raises:
             ValueError: ``transform_func`` is given with another method.
         """
+        if entropy_regularization and self._par_vi is None and not self._functional_gradient:
+            raise ValueError(f'{self._name}: entropy_regularization has no effect with par_vi=None')
         weight = self._entropy_regularization if entropy_regularization is None else entropy_regularization
         if transform_func is not None and (self._par_vi not in ('svgd2', 'svgd3', 'gfsf') or self._functional_gradient):
             raise ValueError(f'{self._name}: transform_func requires par_vi svgd2, svgd3 or gfsf, found '

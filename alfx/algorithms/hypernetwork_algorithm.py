@@ -21,7 +21,7 @@ from alfx.algorithms.functional_particle_vi_algorithm import (FunctionSpace, Pri
 from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.gin_utils import Count, NonNegative, Positive, check_value, configurable
+from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
@@ -118,6 +118,9 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
                  name: str = 'HyperNetwork', prior_stddev: Positive | None = None, noise_stddev: Positive = 1.0):
         owner = type(self).__name__
         check_value(owner, 'par_vi', par_vi, str, choices=['svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax'])
+        if function_vi and functional_gradient:
+            raise ConfError([problem_at(owner, 'functional_gradient', '= True and function_vi = True cannot be used '
+                                        'together', 'remove one of the two')])
         check_function_vi(owner, function_vi, par_vi, ('svgd', 'svgd2', 'svgd3', 'gfsf'), prior_stddev)
         task = SupervisedTask(owner, data_creator, data_creator_outlier, input_tensor_spec, output_dim, loss_type,
                               voting, num_train_classes, noise_stddev)

@@ -198,9 +198,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
         """Compute V to bootstrap from; for recurrent networks :meth:`policy_loss` has computed it already."""
-        if self._is_recurrent:
-            return (), state
-        return self._value_network(rows.observation)[0], state
+        return ((), state) if self._is_recurrent else (self._value_network(rows.observation)[0], state)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """Return the action taken and an :class:`IqlInfo`."""

@@ -128,6 +128,8 @@ class MCTSModel(nn.Module):
         self._apply_beyond_episode_end_mask = apply_beyond_episode_end_mask
         self._apply_partial_trajectory_mask = apply_partial_trajectory_mask
         self._has_entropy_loss = initial_alpha > 0 or target_entropy is not None
+        if self._has_entropy_loss and not train_policy:
+            raise ValueError(f'{name}: initial_alpha and target_entropy have no effect with train_policy=False')
         self._debug_summaries = debug_summaries
         self._name = name
         per_step = 1.0 / max(num_unroll_steps, 1)
@@ -313,9 +315,7 @@ class MCTSModel(nn.Module):
         if self._predict_reward_sum:
             reward = self.reward_sums(reward)
         loss = _per_step(self._reward_loss, reward_pred, reward)
-        if self._predict_initial_reward:
-            return loss
-        return torch.cat((torch.zeros_like(loss[:, :1]), loss[:, 1:]), 1)
+        return loss if self._predict_initial_reward else torch.cat((torch.zeros_like(loss[:, :1]), loss[:, 1:]), 1)
 
     def reward_sums(self, reward: Tensor) -> Tensor:
         """Return the target sums of rewards, ``[B, R + 1]`` for rewards ``[B, R + 1]``."""

@@ -109,7 +109,7 @@ def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], del
         One tensor ``[B, ...]`` for each part; 0 where g is 0.
     """
     steps = [g * scale.square() for g, scale in zip(gradients, scales)]
-    squares = [(g * step).flatten(1).sum(1) for g, step in zip(gradients, steps)]
+    squares = [(g * step).reshape(len(g), -1).sum(1) for g, step in zip(gradients, steps)]
     norm = (torch.stack(squares).sum(0) + resolution**2).clamp(min=1e-20).sqrt()
     factor = (2.0 * delta)**0.5 / norm
     return [step * factor.reshape(-1, *[1] * (step.ndim - 1)) for step in steps]

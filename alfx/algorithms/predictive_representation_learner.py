@@ -175,7 +175,7 @@ class SimpleDecoder(Algorithm):
             return
         kept = [x if mask is None else x[mask] for x in (predicted.detach(), target, loss.detach())]
         parts = {'': kept}
-        if self._summarize_each_dimension:
+        if self._summarize_each_dimension and predicted.ndim > 1:
             flat = [x.flatten(1) for x in kept if x.shape == kept[0].shape]
             parts.update((f'/{i}', [x[:, i] for x in flat]) for i in range(flat[0].shape[1]))
         with summary.scope(self._name):

@@ -281,9 +281,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             value = critic_values.min_weighted_q(values, self._reward_weights)
             gradient = critic_values.action_gradient(value, at, self._dqda_clipping)
         loss = critic_values.deterministic_policy_loss(gradient, action)
-        if self._log_alpha is None:
-            return loss
-        return torch.addcmul(loss, self._log_alpha.detach().exp(), log_pi)
+        return loss if self._log_alpha is None else torch.addcmul(loss, self._log_alpha.detach().exp(), log_pi)
 
     # Losses ----------------------------------------------------------------------------------------------------
 

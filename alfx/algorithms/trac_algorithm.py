@@ -18,7 +18,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
-from alfx.gin_utils import Positive, configurable
+from alfx.gin_utils import ConfError, Positive, configurable, problem_at
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.engine.capabilities import Capabilities
@@ -93,14 +93,15 @@ class TracAlgorithm(RLAlgorithm):
         config: configuration, for the root algorithm.
         ac_algorithm_cls: actor-critic, on-policy or off-policy; called as ``(observation_spec=, action_spec=,
             reward_spec=, config=, debug_summaries=)``. Its ``predict_step`` returns an ``action_distribution`` in the
-            info. If it has an ``_actor_network``, only this network is shrunk, otherwise all of its parameters.
+            info. If it has an ``_actor_network`` for the whole action, only this network is shrunk, otherwise all
+            parameters.
         action_dist_clip_per_dim: bound of the distance per component; smaller values change the policy more slowly.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
     Raises:
-        ConfError: ``action_dist_clip_per_dim`` is not above 0.
+        ConfError: ``action_dist_clip_per_dim`` is not above 0, or the actor-critic acts with a smoothed actor.
         SpecError: :func:`policy_distance` does not support the distributions of the policy.
     """
 
@@ -112,6 +113,9 @@ class TracAlgorithm(RLAlgorithm):
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'TracAlgorithm'):
         ac = ac_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                               config=config, debug_summaries=debug_summaries)
+        if getattr(ac, '_smoothed_actor_network', None) is not None:
+            raise ConfError([problem_at(type(ac).__name__, 'use_smoothed_actor', f'= True: {name} limits the change of '
+                                        'the trained actor, but predictions use a copy of it', 'set it to False')])
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=ac.train_state_spec, rollout_state_spec=ac.rollout_state_spec,
                          predict_state_spec=ac.predict_state_spec, is_on_policy=ac.on_policy, env=env, config=config,
@@ -126,7 +130,10 @@ class TracAlgorithm(RLAlgorithm):
     @property
     def _policy_module(self) -> Any:
         """Module whose parameters are shrunk."""
-        return getattr(self._ac_algorithm, '_actor_network', self._ac_algorithm)
+        actor = getattr(self._ac_algorithm, '_actor_network', None)
+        count = len(nest.flatten(getattr(actor, 'output_spec', ()), nest.is_distribution))
+        # the critics of SAC choose discrete parts of an action
+        return actor if count == len(nest.flatten(self._action_spec)) else self._ac_algorithm
 
     def _check_distance(self) -> None:
         """Reject policies without a known distance, before any environment step."""
@@ -231,7 +238,9 @@ class TracAlgorithm(RLAlgorithm):
         experience = TracExperience(observation=info.observation, step_type=root_inputs.step_type, state=info.state,
                                     action_param=nest.map_structure(torch.Tensor.detach, info.action_distribution),
                                     prev_action=info.prev_action, action_mask=root_inputs.action_mask)
-        changes, shrinks = self._trusted_updater.adjust_step(lambda: self._change(experience), self._action_dist_clips)
+        # without a distribution, the update has not trained the policy
+        changes, shrinks = ((), 0) if info.action_distribution == () else self._trusted_updater.adjust_step(
+            lambda: self._change(experience), self._action_dist_clips)
         self._trusted_updater = None
         if context.should_record_summaries():
             for path, change in nest.flatten_with_path(changes):

@@ -146,9 +146,7 @@ class Vqvae(Algorithm):
 
     def _split(self, latent: Tensor) -> Tensor:
         """Reshape ``[B, ...]`` in the shape of the encoder's output to ``[B, n, D]``."""
-        if self._is_vector:
-            return latent.view(len(latent), self._num_codes, -1)
-        return latent.flatten(2).transpose(1, 2)
+        return latent.view(len(latent), self._num_codes, -1) if self._is_vector else latent.flatten(2).transpose(1, 2)
 
     def _join(self, vectors: Tensor) -> Tensor:
         """Invert :meth:`_split`."""

@@ -54,6 +54,7 @@ class Collector:
         self.inputs: TimeStep | None = None
         self.unroll_state: NestedTensor | None = None
         self._debt = 0.0  # fraction of a step that a later unroll has to add
+        self._has_started = False  # the source knows of this iteration
 
     def use_source(self, source: UnrollSource, update_period: int) -> None:
         """Take the steps of other processes instead of stepping the environments.
@@ -78,7 +79,7 @@ class Collector:
         if settings.num_env_steps and self._env_steps() >= settings.num_env_steps:
             return None
         if self.remote is not None:
-            self.remote.start_iteration(self._algorithm, context.should_record_summaries(), context.get_summary_step())
+            self._start_iteration(self.remote)
             if not settings.unroll_length:  # take what has arrived; wait for a step if the last iteration was idle
                 return Due(settings.max_unroll_length, 0 if trained_before else 1)
         total = self._debt + settings.unroll_length
@@ -87,6 +88,10 @@ class Collector:
             self._debt = total
             return None
         return Due(length, length, total - length)
+
+    def _start_iteration(self, remote: RemoteUnroll) -> None:
+        self._has_started = True
+        remote.start_iteration(self._algorithm, context.should_record_summaries(), context.get_summary_step())
 
     def mark_collected(self, due: Due) -> None:
         """Record that the unroll ``due`` has been collected."""
@@ -113,6 +118,9 @@ class Collector:
         """
         algorithm, bootstrap = self._algorithm, self._algorithm.unrolls_end_with_bootstrap
         if self.remote is not None:
+            if not self._has_started:  # an overridden train_iter calls unroll directly
+                self._start_iteration(self.remote)
+            self._has_started = False
             steps = self.remote.unroll(algorithm, due.length, due.at_least, bootstrap)
         else:
             steps = self._step_environments(due.length, bootstrap)

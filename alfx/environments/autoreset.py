@@ -184,9 +184,7 @@ class _DropFirstStep(NextStepAutoreset):
     """Adapter of any other SAME_STEP environment: those due show the observation after the ignored action."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
-        if due.all():
-            return self._with_held(_standstill(self._held[0], {}, len(due)), due)
-        return self.env.step(actions)
+        return self._with_held(_standstill(self._held[0], {}, len(due)), due) if due.all() else self.env.step(actions)
 
 
 def copied(env: VectorEnv, observation: Any) -> Any:

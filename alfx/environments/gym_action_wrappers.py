@@ -45,9 +45,7 @@ def _rebuilt(space: spaces.Space, leaves: list[spaces.Space]) -> spaces.Space:
     def build(nested: Any) -> spaces.Space:
         if isinstance(nested, dict):
             return spaces.Dict({key: build(part) for key, part in nested.items()})
-        if isinstance(nested, tuple):
-            return spaces.Tuple([build(part) for part in nested])
-        return nested
+        return spaces.Tuple([build(part) for part in nested]) if isinstance(nested, tuple) else nested
 
     return build(unflatten_sample(space, leaves))
 

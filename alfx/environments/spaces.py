@@ -173,9 +173,7 @@ def _take(space: spaces.Space, take: Callable[[], Any]) -> Any:
     if isinstance(space, spaces.Dict):
         parts = {key: _take(space[key], take) for key in _keys(space)}
         return {key: parts[key] for key in space.spaces}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_take(child, take) for child in space.spaces)
-    return take()
+    return tuple(_take(child, take) for child in space.spaces) if isinstance(space, spaces.Tuple) else take()
 
 
 class ObservationCodec:

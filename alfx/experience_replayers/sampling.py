@@ -99,9 +99,7 @@ class SequenceSampler:
         return Sample(env_ids, positions, (count * probabilities).astype(np.float32))
 
     def _count(self, first: Any, end: Any) -> int:
-        if isinstance(end, np.ndarray):
-            return int((end - first).sum())
-        return int(end - first) * self._rings.num_envs
+        return int((end - first).sum()) if isinstance(end, np.ndarray) else int(end - first) * self._rings.num_envs
 
     def _draw_uniformly(self, first: Any, end: Any, count: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw environments and positions from ``first`` to ``end - 1``; ``count`` is the number of such pairs."""

@@ -114,9 +114,7 @@ class FC(_FullyConnected):
         return self._activation(y)
 
     def _normalize(self, y: torch.Tensor) -> torch.Tensor:
-        if y.ndim == 2 or not self._config['use_bn']:
-            return self._norm(y)
-        return self._norm(y.flatten(0, -2)).view_as(y)
+        return self._norm(y) if y.ndim == 2 or not self._config['use_bn'] else self._norm(y.flatten(0, -2)).view_as(y)
 
     def make_parallel(self, n: int) -> 'ParallelFC':
         """Create ``n`` layers like this one, with separate initial weights."""

@@ -105,9 +105,7 @@ class NestConcat(NestCombiner):
 
 def _activated(tensors: list[torch.Tensor], combined: torch.Tensor, activation: Callable | None) -> torch.Tensor:
     """Return ``activation(combined)``; an in-place activation must not modify a tensor of the caller."""
-    if activation is None:
-        return combined
-    return activation(combined.clone() if len(tensors) == 1 else combined)
+    return combined if activation is None else activation(combined.clone() if len(tensors) == 1 else combined)
 
 
 class _ElementwiseCombiner(NestCombiner):

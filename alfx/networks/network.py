@@ -385,9 +385,7 @@ def get_input_tensor_spec(net: Any) -> NestedTensorSpec | None:
         return TensorSpec((net.input_size, ))
     if isinstance(net, nn.Linear):
         return TensorSpec((net.in_features, ))
-    if isinstance(net, nn.Sequential) and len(net) > 0:
-        return get_input_tensor_spec(net[0])
-    return None
+    return get_input_tensor_spec(net[0]) if isinstance(net, nn.Sequential) and len(net) > 0 else None
 
 
 def wrap_as_network(net: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:

@@ -73,9 +73,7 @@ class ReluMLP(Network):
         output, masks = self._run(inputs)
         if requires_jac:
             return (output, self._jacobian(masks, output)), state
-        if requires_jac_diag:
-            return (output, self._jacobian_diagonal(masks, output)), state
-        return output, state
+        return ((output, self._jacobian_diagonal(masks, output)), state) if requires_jac_diag else (output, state)
 
     def compute_jac(self, inputs: Tensor) -> Tensor:
         """Jacobian ``d output_o / d input_i``, ``[B, O, I]``."""

@@ -53,9 +53,7 @@ def info_of_action(info: Any, action: NestedTensor) -> Any:
     if not {'action', 'rl'} & set(fields):
         return ()
     known = info._replace(**{field: () for field in fields if nest.flatten(getattr(info, field))})
-    if 'action' in fields:
-        return known._replace(action=action)
-    return known._replace(rl=info_of_action(info.rl, action))
+    return known._replace(action=action) if 'action' in fields else known._replace(rl=info_of_action(info.rl, action))
 
 
 _UNREAD = ('rewards', 'irm', 'entropy_target', 'policy_loss_addons', 'rw', 'action_distribution')

@@ -73,9 +73,7 @@ def random_policy(action_spec: NestedTensor, num_environments: int, masks: Act |
             for the discrete actions in their order.
     """
     def draw(spec: Any) -> torch.Tensor:
-        if hasattr(spec, 'sample'):
-            return spec.sample([num_environments])
-        return spec.randn([num_environments])
+        return spec.sample([num_environments]) if hasattr(spec, 'sample') else spec.randn([num_environments])
 
     def act(time_step: TimeStep) -> NestedTensor:
         action = nest.map_structure(draw, action_spec)

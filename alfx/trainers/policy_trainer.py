@@ -18,6 +18,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
+from alfx.engine.remote.policy_state import states_in_python
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.updater import check_compilable
 from alfx.trainers import cpu_tuning, reproducibility
@@ -644,8 +645,10 @@ class RLTrainer(Trainer):
     def _create_evaluator(self) -> RunEvaluator:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
         users = [] if self._callbacks is None else self._callbacks.users_of('on_evaluation_end')
-        if self._config.async_eval and users:
-            logger.info('evaluations run in the training process, because %s reacts to them', users[0])
+        states = states_in_python(self._algorithm)
+        if self._config.async_eval and (users or states):
+            logger.info('evaluations run in the training process, because %s',
+                        f'{users[0]} reacts to them' if users else f'{states[0]} keeps state outside of buffers')
         elif self._config.async_eval and os.path.isfile(conf_file):
             reason = lost_program()
             if not reason:

@@ -230,9 +230,7 @@ class CyclicalScheduler(Scheduler):
         begun = math.floor(halves + 1e-9)  # rounding
         at_base = begun % 2 == 0
         start, end = (self._base, self._bound) if at_base else (self._bound, self._base)
-        if self._switch_mode == 'step':
-            return start
-        return start + (end - start) * (halves - begun)
+        return start if self._switch_mode == 'step' else start + (end - start) * (halves - begun)
 
     def final_value(self) -> float:
         """Return ``bound_lr``, because the final number depends on the length of the run."""

@@ -29,9 +29,7 @@ def to_device(nested: Any, device: torch.device) -> Any:
         The same nest; tensors that are already on the device are not copied.
     """
     leaves, tree = nest.flatten_with_structure(nested)
-    if all(x.device == device for x in leaves):
-        return nested
-    return nest.unflatten(tree, copied_to(leaves, device))
+    return nested if all(x.device == device for x in leaves) else nest.unflatten(tree, copied_to(leaves, device))
 
 
 def copied_to(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -116,6 +116,20 @@ def test_an_ensemble_of_n_is_n_single_models(kind, action_spec):
                 steps.observation[0])).output)
 
 
+@pytest.mark.parametrize('kind', list(MAKE))
+def test_a_model_trains_from_the_states_and_actions_of_replicas(kind):
+    model, time_step = make(kind, num_replicas=3), row(sequences(), 0)
+    state = DynamicsState(feature=torch.randn(5, 3))
+    of_replicas = DynamicsState(feature=state.feature[:, None].expand(5, 3, 3))
+    actions = time_step._replace(prev_action=time_step.prev_action[:, None].expand(5, 3, 2))
+    losses = []
+    for inputs, before in (time_step, state), (time_step, of_replicas), (actions, state), (actions, of_replicas):
+        torch.manual_seed(1)
+        losses.append(model.train_step(inputs, before, ()).info.loss.loss)
+    for loss in losses[1:]:
+        torch.testing.assert_close(loss, losses[0])
+
+
 def test_stochastic_model_samples_have_the_reported_mean_and_deviation():
     model = make('stochastic')
     steps = sequences()

@@ -21,6 +21,15 @@ from alfx.utils.dist_utils import DiagMultivariateNormal
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, (-1, 0), (3, 1))
 
 
+@pytest.mark.parametrize('low, high', [(-math.inf, math.inf), (0.0, math.inf)])
+def test_actions_without_bounds_are_not_moved(low, high):
+    actions = StoredActions(BoundedTensorSpec((2, ), torch.float32, low, high))
+    x = torch.tensor([[0.5, 1e6], [3.0, 0.25]])
+    assert torch.equal(actions.inside_bounds(x), x)
+    bounded = StoredActions(BoundedTensorSpec((2, ), torch.float32, 0.0, 1.0))
+    assert 0.0 < float(bounded.inside_bounds(torch.zeros(1, 2)).min()) < 1e-3
+
+
 def test_the_expectile_loss_weighs_the_two_sides_of_a_square():
     # 0.8 * 2^2 = 3.2 above, 0.2 * 3^2 = 1.8 below
     assert expectile_loss(torch.tensor([2.0, -3.0, 0.0]), 0.8).tolist() == pytest.approx([3.2, 1.8, 0.0])

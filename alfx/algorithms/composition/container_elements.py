@@ -76,9 +76,7 @@ class Selector:
 
 def _as_pair(element: Any) -> tuple[Nested, Any]:
     """Return ``(names, module)``; the names are ``None`` if not given."""
-    if isinstance(element, tuple) and len(element) == 2 and callable(element[1]):
-        return element
-    return None, element
+    return element if isinstance(element, tuple) and len(element) == 2 and callable(element[1]) else (None, element)
 
 
 def _outputs_of(names: Nested) -> Nested:

@@ -69,7 +69,7 @@ class StoredActions(nn.Module):
         for x, name in zip(leaves, self._names):
             if name:
                 low, high = self._buffers[name]  # type: ignore[misc]
-                margin = _MARGIN * (high - low) / 2
+                margin = (_MARGIN * (high - low) / 2).nan_to_num(posinf=0.0)  # infinite bounds need none
                 x = torch.minimum(torch.maximum(x, low + margin), high - margin)
             moved.append(x)
         return tree.unflatten(moved)

@@ -142,6 +142,4 @@ def smoothed_repulsion(x: Tensor, kernels: Tensor, bandwidth: Tensor, ridge: flo
 def mean_pairwise_distance(x: Tensor) -> Tensor:
     """Return the mean of ``|x_i - x_j|`` over pairs of ``[N, D]``, which shows a collapse; 0 for one particle."""
     num = len(x)
-    if num < 2:
-        return x.new_zeros(())
-    return (squared_distances(x, x).sqrt().sum() / (num * (num - 1))).to(x.dtype)
+    return x.new_zeros(()) if num < 2 else (squared_distances(x, x).sqrt().sum() / (num * (num - 1))).to(x.dtype)

@@ -14,6 +14,12 @@ def policy_tensors(algorithm: Any) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and not key.startswith(_NOT_ACTING)}
 
 
+def states_in_python(algorithm: Any) -> list[str]:
+    """Return the names of classes of users that keep state outside of tensors, which is not transferred."""
+    return [type(part).__name__ for part in algorithm.modules()
+            if not type(part).get_extra_state.__module__.startswith(('alfx.', 'torch.'))]
+
+
 def policy_buffers(algorithm: Any) -> dict[str, tuple[torch.nn.Module, str]]:
     """Return the module and the name of each buffer among :func:`policy_tensors`."""
     keys = policy_tensors(algorithm)

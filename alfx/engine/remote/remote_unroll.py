@@ -14,7 +14,7 @@ import torch
 
 from alfx import context, nest
 from alfx.engine.contract import Acts
-from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
+from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors, states_in_python
 from alfx.engine.rollout import Steps, map_steps
 from alfx.gin_utils import ConfError, problem_at
 
@@ -173,6 +173,9 @@ def check_source(algorithm: Acts, config: Any, option: str) -> None:
             'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from steps of its '
             'present parameters, and the steps of asynchronous actors are older',
             'leave it out, or use ImpalaAlgorithm, which corrects for that, or an off-policy algorithm')])
+    for name in states_in_python(algorithm):
+        logger.warning('%s: %s keeps state outside of buffers, which actors and training do not share; register a '
+                       'buffer', option, name)
 
 
 def conf_file_of(config: Any, option: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from alfx import context
 from alfx.data_structures import TimeStep
-from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
+from alfx.engine.remote.policy_state import copy_tensors, look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.rollout import Steps, rollout, start
 from alfx.environments import rendering
 from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
@@ -121,6 +121,7 @@ class RolloutWorker:
         """
         context.set_global_counter(global_counter)
         context.update_all_progresses(progresses)
+        look_up_buffers(self._tensors, self._buffers)
         copy_tensors(self._tensors, state, keep=self._statistics)
         self._remember()
 

@@ -4,6 +4,7 @@ from functools import partial
 import gin
 import pytest
 import torch
+from helpers import sac_agents
 from helpers.agents import ENVIRONMENTS
 from torch import nn
 
@@ -16,8 +17,10 @@ from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import (AlgorithmContainer, EchoAlg, RLAlgWrapper, SequentialAlg, named_fields,
                                         sequential_alg)
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError
 from alfx.layers import FC
@@ -241,6 +244,42 @@ def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_c
             root.train_iter()
         trained.append(parameters(root))
     assert all(torch.equal(a, b) for a, b in zip(*trained))
+
+
+@pytest.mark.parametrize('cls, environment', [(SacAlgorithm, 'continuous'), (SacAlgorithm, 'discrete'),
+                                              (DqnAlgorithm, 'discrete')])
+def test_off_policy_algorithms_train_in_a_sequence_as_without(cls, environment):
+    trained = []
+    for in_sequence in (False, True):
+        def algorithm(observation_spec, action_spec, reward_spec, config, in_sequence=in_sequence, **_):
+            torch.manual_seed(0)
+            names = {SacAlgorithm: ('actor_network_cls', 'critic_network_cls', 'q_network_cls'),
+                     DqnAlgorithm: ('q_network_cls', )}[cls]
+            networks = sac_agents.networks(environment, sac_agents.ENVIRONMENTS[environment](batch_size=1))
+            inner = cls(observation_spec, action_spec, reward_spec, config=config,
+                        **{name: networks[name] for name in names})
+            return SequentialAlg(inner) if in_sequence else inner
+
+        root, _ = make_root(algorithm, environment, mini_batch_length=2, mini_batch_size=8, replay_buffer_length=100,
+                            whole_replay_buffer_training=False, clear_replay_buffer=False)
+        torch.manual_seed(1)
+        for _ in range(3):
+            root.train_iter()
+        trained.append(parameters(root))
+    for a, b in zip(*trained, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize('wrap', [lambda alg: alg, SequentialAlg, lambda alg: SequentialAlg(SequentialAlg(alg))])
+def test_reward_weights_reach_the_policy_inside(wrap):
+    def algorithm(observation_spec, action_spec, reward_spec, **_):
+        return wrap(ActorCriticAlgorithm(observation_spec, action_spec, reward_spec, actor_network_ctor=partial(
+            ActorDistributionNetwork, **SMALL), value_network_ctor=partial(ValueNetwork, **SMALL)))
+
+    root, _ = make_root(algorithm, 'vector reward')
+    root.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
+    inner = next(part for part in root.modules() if isinstance(part, ActorCriticAlgorithm))
+    assert root.reward_weights.tolist() == inner.reward_weights.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_states_of_a_sequence_are_trained_from_as_the_rollout_stored_them():

@@ -16,6 +16,7 @@ from alfx.algorithms.data_transformer import ObservationNormalizer
 from alfx.algorithms.documented_loops import CustomLearner
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.data_structures import LossInfo
 from alfx.engine.learner import Learner
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
@@ -134,3 +135,28 @@ def test_a_root_algorithm_with_a_normalizer_is_traced_like_an_agent():
     algorithm = sac_in(env, config)
     algorithm.finalize()
     assert algorithm.capabilities.traceable_update and '_root_data_transformer' in dict(algorithm.named_children())
+
+
+def test_a_checkpoint_argument_leaves_step_counts_and_optimizers(tmp_path):
+    def make(lr, **arguments):
+        torch.manual_seed(0)
+        env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=ActionType.Discrete)
+        env.reset()
+        config = TrainerConfig(root_dir='', algorithm_ctor=PPOAlgorithm, unroll_length=5, mini_batch_size=4)
+        algorithm = PPOAlgorithm(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                                 actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(4, )),
+                                 value_network_ctor=partial(ValueNetwork, fc_layer_params=(4, )),
+                                 optimizer=Adam(lr=lr), **arguments)
+        algorithm.set_path('')
+        algorithm.finalize()
+        return algorithm
+
+    teacher = make(0.25)
+    teacher.train_iter()
+    Checkpointer(str(tmp_path), alg=teacher).save(1)
+    student = make(0.5, checkpoint=f'alg@{tmp_path}/ckpt-1')
+    assert all(torch.equal(a, b) for a, b in zip(teacher.parameters(), student.parameters()))
+    counts = [[metric.result() for metric in x.get_step_metrics()] for x in (student, teacher)]
+    assert counts[0] == [0, 0] != counts[1]
+    optimizer, = student.optimizers()
+    assert optimizer.param_groups[0]['lr'] == 0.5 and not optimizer.state

@@ -142,7 +142,7 @@ def test_invalid_arguments_are_rejected(args, error, message):
 def test_the_whole_time_step_may_be_the_input():
     algorithm = EncodingAlgorithm(OBSERVATION, ACTION, encoder_cls=TimeStepEncoder, time_step_as_input=True)
     step = time_steps(5)
-    full = step._replace(env_info={'x': torch.zeros(5)}, untransformed=step)
+    full = step._replace(env_info={'x': torch.zeros(5)}, untransformed=step, action_mask=torch.ones(5, 3) > 0)
     assert torch.equal(algorithm.predict_step(full, ()).output, algorithm._encoder(step)[0])
     other = algorithm.predict_step(full._replace(prev_action=1 - step.prev_action), ()).output
     assert not torch.equal(other, algorithm.predict_step(full, ()).output)

@@ -327,3 +327,9 @@ def test_similarity_makes_its_networks_by_size():
 
 def test_square_loss_is_the_default():
     assert isinstance(plain_model()._value_loss, SquareLoss)
+
+
+@pytest.mark.parametrize('options', [dict(initial_alpha=0.1), dict(target_entropy=0.5)])
+def test_the_entropy_of_a_policy_that_is_not_trained_is_rejected(options):
+    with pytest.raises(ValueError, match='have no effect with train_policy=False'):
+        plain_model(train_policy=False, **options)

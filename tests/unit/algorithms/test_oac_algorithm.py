@@ -112,6 +112,14 @@ def test_the_rollout_moves_the_mean_before_squashing_and_keeps_the_scale():
     torch.testing.assert_close(action, exploring.sample())
 
 
+def test_scalar_actions_are_shifted_like_vectors():
+    gradients, scales = torch.tensor([0.3, -2.0, 0.0]), torch.tensor([0.5, 1.0, 2.0])
+    resolution = torch.full((3, ), 1e-6)
+    found, = exploration_shift([gradients], [scales], 0.5, resolution)
+    expected, = exploration_shift([gradients[:, None]], [scales[:, None]], 0.5, resolution)
+    assert torch.equal(found, expected[:, 0])
+
+
 def test_without_exploration_it_is_soft_actor_critic():
     results = []
     for algorithm_cls, args in ((OacAlgorithm, dict(explore=False)), (SacAlgorithm, {})):

@@ -188,7 +188,10 @@ def test_extra_inputs_lie_between_or_around_those_of_the_batch():
     (FuncParVIAlgorithm, dict(data_creator=None), 'data_creator is not set'),
     (FuncParVIAlgorithm, dict(data_creator=load_test), 'expected int64 targets'),
     (FuncParVIAlgorithm, dict(function_vi=True, function_extra_bs_sampler='odd'), 'function_extra_bs_sampler'),
+    (FuncParVIAlgorithm, dict(param_net=Sequential(FC(2, 4))), r'expected 3 numbers \(output_dim\)'),
     (HyperNetwork, dict(par_vi='minmax', function_vi=True), 'function_vi = True is not possible'),
+    (HyperNetwork, dict(function_vi=True, functional_gradient=True, direct_jac_inverse=True),
+     'functional_gradient.*cannot be used together'),
     (HyperNetwork, dict(par_vi='gfsf', functional_gradient=True), 'cannot be used together'),
     (HyperNetwork, dict(functional_gradient=True), 'inverse_mvp_optimizer is required'),
     (HyperNetwork, dict(num_particles=0), 'num_particles')])
@@ -251,6 +254,18 @@ def test_a_generator_can_maximize_mutual_information():
     before = [p.detach().clone() for p in generator._mi_estimator.parameters()]
     generator.update_with_gradient(info)
     assert any(not torch.equal(a, b) for a, b in zip(before, generator._mi_estimator.parameters()))
+
+
+def test_mutual_information_of_a_generator_with_padded_noise():
+    generator = Generator(3, noise_dim=2, functional_gradient=True, direct_jac_inverse=True, mi_weight=0.1,
+                          entropy_regularization=1.0)
+    info = generator.train_step(None, squares, batch_size=8).info
+    assert torch.isfinite(info.loss).all() and torch.isfinite(info.scalar_loss)
+
+
+def test_repulsion_without_a_method_is_an_error_in_a_step_too():
+    with pytest.raises(ValueError, match='has no effect with par_vi=None'):
+        Generator(2, noise_dim=2).train_step(None, squares, batch_size=8, entropy_regularization=5.0)
 
 
 @pytest.mark.parametrize('kwargs, message', [

@@ -172,6 +172,11 @@ def test_decoder_summaries_skip_masked_steps(monkeypatch):
     assert written['SimpleDecoder.x/explained_variance/0'] == written['SimpleDecoder.x/explained_variance'] == 1
     assert written['SimpleDecoder.x/predict/1/mean'] == 2.5 and written['SimpleDecoder.x/target/mean'] == 1.25
     assert written['SimpleDecoder.x/loss/0/mean'] == 0.125
+    written.clear()
+    scalar = partial(EncodingNetwork, last_layer_size=1, last_activation=torch.tanh, output_tensor_spec=TensorSpec(()))
+    decoder = SimpleDecoder(LATENT, 'x', scalar, debug_summaries=True, summarize_each_dimension=True)
+    decoder.calc_loss(target[..., 0], target[..., 0] + 0.5)
+    assert 'SimpleDecoder.x/loss/mean' in written and 'SimpleDecoder.x/loss/0/mean' not in written
 
 
 # Predictions -----------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """TracAlgorithm: the distance of policies, the bound on an update, and what every algorithm owes."""
 import copy
+import inspect
 import math
 from functools import partial
 
 import pytest
 import torch
 import torch.distributions as td
-from helpers import agents
+from helpers import agents, sac_agents
 from helpers.agents import ENVIRONMENTS, make_agent
 from helpers.learning import greedy_return, trains_until
 
@@ -15,11 +16,16 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.sarsa_algorithm import SarsaAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm, policy_distance
 from alfx.data_structures import StepType
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.projection_networks import NormalProjectionNetwork, TruncatedProjectionNetwork
+from alfx.optimizers import Adam
+from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 
@@ -277,6 +283,38 @@ def test_reward_weights_reach_the_algorithm_inside(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'vector reward')
     agent.policy.set_reward_weights(torch.tensor([1.0, 2.0, 3.0]))
     assert agent.policy._ac_algorithm.reward_weights.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize('environment, arguments', [('discrete', {}), ('mixed', {}), ('continuous', {}),
+                                                    ('continuous', {'policy_update_period': 2})])
+def test_updates_of_sac_are_shrunk(environment, arguments):
+    def trac(actor_network_cls, critic_network_cls, q_network_cls, **kwargs):
+        networks = {'actor_network_cls': actor_network_cls, 'critic_network_cls': critic_network_cls,
+                    'q_network_cls': q_network_cls}
+        return TracAlgorithm(ac_algorithm_cls=partial(SacAlgorithm, **networks, **arguments), **kwargs)
+
+    trac.__signature__ = inspect.signature(SacAlgorithm)
+    agent, env = sac_agents.make_agent(environment, trac, optimizer=Adam(lr=0.1))
+    shrinks, adjust = [], TrustedUpdater.adjust_step
+    with pytest.MonkeyPatch.context() as patch:
+        def counted(*args):
+            result = adjust(*args)
+            shrinks.append(result[1])
+            return result
+
+        patch.setattr(TrustedUpdater, 'adjust_step', counted)
+        for _ in range(4):
+            agent.train_iter()
+    assert len(shrinks) == 8 // arguments.get('policy_update_period', 1) and max(shrinks) > 0
+    owner, ac = agent.policy._policy_module, agent.policy._ac_algorithm
+    assert owner is (ac if environment != 'continuous' else ac._actor_network)
+
+
+def test_a_smoothed_actor_is_rejected():
+    with pytest.raises(ConfError, match='SarsaAlgorithm.use_smoothed_actor = True'):
+        TracAlgorithm(TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1., 1.), ac_algorithm_cls=partial(
+            SarsaAlgorithm, use_smoothed_actor=True, actor_network_ctor=ActorDistributionNetwork,
+            critic_network_ctor=CriticNetwork))
 
 
 @pytest.mark.parametrize('clip', [0.0, -1.0, 'x'])

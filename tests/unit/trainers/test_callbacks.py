@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import alfx
-from alfx import gin_utils
+from alfx import context, gin_utils
+from alfx.algorithms.data_transformer import SimpleDataTransformer
 from alfx.checkpoints import module_states
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.checkpoints.files import CheckpointError
@@ -465,3 +466,27 @@ def test_hooks_run_in_rank_0_with_the_counts_and_episodes_of_all_ranks():
 def empty_gin():
     yield
     gin_utils.clear()
+
+
+class LargestValue(SimpleDataTransformer):
+    """Divides observations by the largest value seen, which is no buffer."""
+
+    largest = 1e-3
+
+    def _transform(self, time_step):
+        if context.is_rollout():
+            self.largest = max(self.largest, float(time_step.observation.abs().max()))
+        return time_step._replace(observation=time_step.observation / self.largest)
+
+    def get_extra_state(self):
+        return {'largest': self.largest}
+
+    def set_extra_state(self, state):
+        self.largest = state['largest']
+
+
+def test_evaluations_with_state_outside_of_buffers_run_in_the_process(tmp_path, caplog):
+    with caplog.at_level('INFO'):
+        train(str(tmp_path), async_eval=True, data_transformer_ctor=LargestValue, num_env_steps=200)
+    assert 'in the training process, because LargestValue keeps state outside of buffers' in caplog.text
+    assert rows(tmp_path / 'eval' / 'progress.csv')

@@ -72,7 +72,6 @@ def test_unrolls_and_metrics_of_one_worker_match_a_local_run(make, tmp_path, mon
     expected = [local.unroll(length) for length in (5, 1, 9, 5)]  # one is longer than the queue
     algorithm, _ = make(*params, 'TrainerConfig.unroll_parameter_update_period=1')
     for unrolled in expected:
-        algorithm.learner.collector.remote.start_iteration(algorithm, False, 0)
         assert_same(unrolled, algorithm.unroll(unrolled.time_step.step_type.shape[0] - 1))
     for a, b in zip(local.get_metrics(), algorithm.get_metrics()):
         assert_same(a.result(), b.result())

@@ -6,8 +6,8 @@ import torch
 from helpers.unroll_fakes import SAMPLED, make_algorithm, run_folder
 
 from alfx import context, nest
-from alfx.engine.remote.policy_state import policy_state
-from alfx.engine.remote.remote_unroll import UnrollSource, worker_settings
+from alfx.engine.remote.policy_state import policy_buffers, policy_state, policy_tensors, states_in_python
+from alfx.engine.remote.remote_unroll import UnrollSource, check_source, worker_settings
 from alfx.engine.rollout import Steps, map_steps
 from alfx.trainers.acting.rollout_worker import RolloutWorker
 
@@ -53,7 +53,6 @@ def test_unrolls_of_a_worker_match_the_run_bit_for_bit(tmp_path, monkeypatch, pa
     expected = [local.unroll(5) for _ in range(4)]
     remote = make_algorithm(config)
     remote.learner.collector.use_source(Here(make_worker(config)), 10)
-    remote.learner.collector.remote.start_iteration(remote, False, 0)
     for unrolled in expected:
         assert_same(unrolled, remote.unroll(5))
     for a, b in zip(local.get_metrics(), remote.get_metrics()):
@@ -242,3 +241,38 @@ def test_training_that_overwrites_acting_state_is_logged_once(tmp_path, monkeypa
         statistics.write({'seen': torch.tensor(value)})
     assert int(algorithm.seen) == 8
     assert [record.getMessage().split(':')[0] for record in caplog.records] == ['both acting and training change seen']
+
+
+def test_replaced_buffers_of_a_worker_are_loaded(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED)
+    worker = make_worker(config, index=1, count=2)
+    algorithm = worker.algorithm
+    algorithm.register_buffer('_mean', torch.zeros(2))
+    worker._tensors, worker._buffers = policy_tensors(algorithm), policy_buffers(algorithm)
+    algorithm._mean = algorithm._mean + 1  # as a network may do while it acts
+    worker.load({**policy_state(algorithm), '_mean': torch.full((2, ), 5.0)}, 0, {})
+    assert algorithm._mean.tolist() == [5.0, 5.0]
+
+
+class Remembering(torch.nn.Linear):
+    def get_extra_state(self):
+        return {'largest': 1.0}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_state_outside_of_tensors_is_named():
+    assert states_in_python(torch.nn.Sequential(torch.nn.Linear(1, 1), Remembering(1, 1))) == ['Remembering']
+
+
+def test_all_states_of_this_package_are_tensors(tmp_path, monkeypatch):
+    assert not states_in_python(make_algorithm(run_folder(tmp_path, monkeypatch)))
+
+
+def test_actors_warn_of_state_that_they_do_not_share(tmp_path, monkeypatch, caplog):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED)
+    algorithm = make_algorithm(config)
+    algorithm.remembering = Remembering(1, 1)
+    check_source(algorithm, config, 'async_unroll')
+    assert 'async_unroll: Remembering keeps state outside of buffers' in caplog.text
