@@ -471,7 +471,9 @@ def empty_gin():
 class LargestValue(SimpleDataTransformer):
     """Divides observations by the largest value seen, which is no buffer."""
 
-    largest = 1e-3
+    def __init__(self, observation_spec):
+        super().__init__(observation_spec)
+        self.largest = 1e-3
 
     def _transform(self, time_step):
         if context.is_rollout():
