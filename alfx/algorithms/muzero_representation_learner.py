@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.base.ownership import assign_optimizers
@@ -131,6 +132,11 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
     def model(self) -> MCTSModel:
         """Learned model."""
         return self._impl.model
+
+    def set_reward_weights(self, reward_weights: Tensor) -> None:
+        """Use the weights ``[K]`` from the next step on, also in the learner of the representation."""
+        super().set_reward_weights(reward_weights)
+        self._impl.set_reward_weights(reward_weights)
 
     def own_capabilities(self) -> Capabilities:
         """Return the capabilities: it takes no part in updates of the policy and trains after each iteration."""

@@ -9,6 +9,7 @@ from helpers.agents import ALGORITHMS, make_agent
 from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.data_transformer import RewardScaling, UntransformedTimeStep, create_data_transformer
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm, VisitSoftmaxTemperatureByMoves
@@ -599,3 +600,14 @@ def test_resuming_is_exact(make):
     for key, value in expected.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, found[key]), key
+
+
+def test_reward_weights_reach_the_learner_of_the_representation():
+    spec = TensorSpec((2, ))
+    config = TrainerConfig(root_dir='')
+    learner = MuzeroRepresentationLearner(
+        TensorSpec((3, )), BoundedTensorSpec((), torch.int64, 0, 1), config, reward_spec=spec,
+        impl_cls=lambda **arguments: OffPolicyAlgorithm(
+            arguments['observation_spec'], arguments['action_spec'], train_state_spec=(), reward_spec=spec))
+    learner.set_reward_weights(torch.tensor([1.0, 3.0]))
+    assert learner.reward_weights.tolist() == learner._impl.reward_weights.tolist() == [1.0, 3.0]

@@ -304,3 +304,12 @@ def test_inverse_products_of_several_vectors_match_single_ones():
     assert torch.equal(head, z[:, :2])
     for i in range(6):
         torch.testing.assert_close(output[:, i], algorithm.predict_step((z, vec[:, i])).output[0])
+
+
+def test_arguments_of_a_generator_that_have_no_effect_are_logged(caplog):
+    caplog.set_level('INFO')
+    Generator(2, noise_dim=2)
+    assert 'is not used' not in caplog.text
+    Generator(2, noise_dim=2, init_lambda=2.0, block_inverse_mvp=True, critic_optimizer=Adam())
+    for name in ('init_lambda', 'block_inverse_mvp', 'critic_optimizer'):
+        assert f'Generator.{name} is not used' in caplog.text
