@@ -274,7 +274,7 @@ class Reader:
             for statement in _Parser(io.StringIO(text), _Delegate()):
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
-            self.problems.append(syntax_problem(error.msg, error.text or '', locate(error.lineno or 1)))
+            self.problems.append(syntax_problem(error.msg, error.text or '', locate(error.lineno or 1), error.offset))
         except (RecursionError, MemoryError):
             brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
             self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply',

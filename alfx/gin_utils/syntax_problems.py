@@ -43,15 +43,17 @@ def _blanked(line: str) -> str:
     return _STRINGS_AND_COMMENTS.sub(lambda found: ' ' * len(found[0]), line)
 
 
-def syntax_problem(message: str, line_text: str, location: str) -> Problem:
+def syntax_problem(message: str, line_text: str, location: str, offset: int | None = None) -> Problem:
     """Return the problem of a syntax error.
 
     Args:
         message: message of gin or of Python's tokenizer.
         line_text: line of the error; '' if unknown.
         location: location of the error.
+        offset: number of characters before the error; ``None`` if unknown.
     """
     hint = ''
+    column = '' if offset is None else f' (column {offset + 1})'
     token = re.search(r"Failed to parse token '(.*)'", message)
     code = _blanked(line_text)
     if token:
@@ -59,7 +61,7 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         name, _, value = line_text.partition('=')
         written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
         if value and name.strip().startswith(word) and word not in value:  # a new statement where a value continues
-            return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
+            return Problem(location, f'syntax error: {_NOT_CLOSED}{column}  [{line_text.strip()}]', 'close it')
         if word.lower() in _VALUES:
             hint = f'write {_VALUES[word.lower()]}'
         elif word.lower() in ('inf', 'infinity'):
@@ -101,4 +103,4 @@ def syntax_problem(message: str, line_text: str, location: str) -> Problem:
         if re.search(r'=[^(\[{]*,\s*\S', _STRINGS_AND_COMMENTS.sub(lambda found: found[0][0].strip('#'), line_text)):
             hint = 'write a tuple in parentheses: (64, 64)'
     shown = line_text.strip()
-    return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)
+    return Problem(location, f'syntax error: {message}{column}' + (f'  [{shown}]' if shown and not token else ''), hint)
