@@ -121,10 +121,13 @@ def _fit_union(value: Any, arguments: tuple) -> Any:
 def _fit_scalar(value: Any, kind: Any) -> Any:
     if kind is int and type(value) is float and value.is_integer():
         return int(value)
+    unquoted = ''
+    if isinstance(value, str) and re.fullmatch(r'[-+.\d]+(e[-+]?\d+)?|True|False', value):
+        unquoted = f'remove the quotes: {value}'
     if kind is int:
-        return _require(type(value) is int, value)
+        return _require(type(value) is int, value, unquoted)
     if kind is float:
-        return _require(type(value) in (int, float), value)
+        return _require(type(value) in (int, float), value, unquoted)
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
     if kind is str:
@@ -132,7 +135,7 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
         return _require(isinstance(value, str), value, hint)
     if not inspect.isclass(kind) or _is_structural(kind):
         return value
-    return _require(isinstance(value, kind), value)
+    return _require(isinstance(value, kind), value, unquoted)
 
 
 def _is_structural(kind: Any) -> bool:
