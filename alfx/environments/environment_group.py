@@ -312,7 +312,8 @@ class EnvironmentGroup:
             if self._owns_process:  # for environments that draw from the generators of numpy, Python or torch
                 process_seed = random_state.set_random_seed(derived_seed(seed, 9))
                 random_state.seed_generators(sys.modules.get(type(env.unwrapped).__module__, sys), process_seed)
-            env.unwrapped._np_random = np.random.default_rng(derived_seed(seed, 3))  # for a reset that ignores its seed
+            with contextlib.suppress(AttributeError):  # for a reset that ignores its seed
+                env.unwrapped.np_random = np.random.default_rng(derived_seed(seed, 3))
             for part in (env.unwrapped, env):  # a wrapper may have spaces of its own
                 for number, name in enumerate(('action_space', 'observation_space'), start=1):
                     if hasattr(part, name):

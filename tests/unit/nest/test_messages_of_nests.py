@@ -8,7 +8,7 @@ MANY = {f'f{i}': TensorSpec((3, )) for i in range(300)}
 
 
 @pytest.mark.parametrize('fail', [
-    lambda: EncodingNetwork({key: TensorSpec((3, 3)) for key in MANY}), lambda: nest.get_field(MANY, 'nope'),
+    lambda: EncodingNetwork({key: TensorSpec((2, 3, 3, 3)) for key in MANY}), lambda: nest.get_field(MANY, 'nope'),
     lambda: nest.map_structure(lambda a, b: a, MANY, {key: x for key, x in MANY.items() if key != 'f77'})])
 def test_long_differences_are_abbreviated_with_a_count(fail):
     with pytest.raises((ValueError, LookupError), match=r"'f0'.*\.\.\. and 290 more") as caught:
