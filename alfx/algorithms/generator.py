@@ -137,7 +137,7 @@ class Generator(Algorithm):
         self._mi_weight = mi_weight
         self._mi_estimator: Any = None
         if mi_weight is not None:
-            output_spec = TensorSpec((output_dim, ))  # also that of the noise with functional_gradient
+            output_spec = TensorSpec((output_dim, ))  # the noise has the same shape with functional_gradient
             self._mi_estimator = mi_estimator_cls(x_spec=output_spec if functional_gradient else net_spec,
                                                   y_spec=output_spec, sampler='shift')
         self._bandwidth_averager = ScalarAdaptiveAverager() if use_kernel_averager else None

@@ -314,7 +314,7 @@ class EnvironmentGroup:
                 random_state.seed_generators(sys.modules.get(type(env.unwrapped).__module__, sys), process_seed)
             with contextlib.suppress(AttributeError):  # for a reset that ignores its seed
                 env.unwrapped.np_random = np.random.default_rng(derived_seed(seed, 3))
-            for part in (env.unwrapped, env):  # a wrapper may have spaces of its own
+            for part in (env.unwrapped, env):  # the spaces of a wrapper may be different objects
                 for number, name in enumerate(('action_space', 'observation_space'), start=1):
                     if hasattr(part, name):
                         getattr(part, name).seed(derived_seed(seed, number))
