@@ -425,3 +425,12 @@ def test_a_space_that_is_not_a_gymnasium_space_is_reported(name, value):
     found = f'{name} of CartPoleEnv: expected a space .*found {re.escape(repr(value))}'
     with pytest.raises(EnvironmentLoadError, match=found):
         suite_gym.load(make)
+
+
+def test_an_environment_may_be_registered_in_another_process_only(monkeypatch):
+    with pytest.raises(EnvironmentLoadError) as here:
+        suite_gym.load('CartPolle-v1')
+    monkeypatch.setattr('multiprocessing.parent_process', lambda: 'a process')
+    with pytest.raises(EnvironmentLoadError, match="register outside of if __name__ == '__main__'"):
+        suite_gym.load('CartPolle-v1')
+    assert "'CartPole-v1'" in str(here.value) and '__main__' not in str(here.value)

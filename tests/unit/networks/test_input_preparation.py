@@ -119,6 +119,13 @@ def test_images_of_integers_in_a_nest_need_a_transformer():
         EncodingNetwork({'image': BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255), 'b': VECTOR})
 
 
+def test_one_hot_vectors_are_offered_for_numbers_from_0_only():
+    for low, offered in (0, True), (-8, False):
+        with pytest.raises(SpecError) as caught:
+            EncodingNetwork(BoundedTensorSpec((3, 8, 8), torch.int64, low, 8))
+        assert ('@OneHot()' in str(caught.value)) == offered
+
+
 @pytest.mark.parametrize('spec', [
     {'grid': TensorSpec((2, 8, 8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
     BoundedTensorSpec((), torch.int64, 0, 5000), BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255)])
