@@ -333,7 +333,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     # Training --------------------------------------------------------------------------------------------------
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Choose an action by the current policy, and compute its value and that of the action taken; ``[B, ...]``."""
+        """Choose an action by the current policy, and compute its value and the value of the action taken."""
         return super().train_step(inputs, state, self._with_first_tau(inputs, rollout_info))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:

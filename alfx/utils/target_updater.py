@@ -75,9 +75,11 @@ class TargetUpdater(nn.Module):
     def __call__(self) -> None:  # instead of forward(): most calls only count, and hooks would cost more
         """Count a call; every ``period``-th call updates the target models."""
         if self._calls.add() % self._period == 0:
-            if self._pairs is None or self._pairs[2]:  # networks may replace their buffers
+            if self._pairs is None:
                 self._pairs = (*self._own_parameters(), _buffers(self._models), _buffers(self._target_models))
                 self._elsewhere = [x for x in chain(*self._pairs) if not x.is_cpu]
+            elif self._pairs[2]:  # networks may replace their buffers
+                self._pairs = (*self._pairs[:2], _buffers(self._models), _buffers(self._target_models))
             with without_autograd(self._elsewhere):  # checking all tensors would take a tenth of the update's time
                 self._update(*self._pairs)
 
