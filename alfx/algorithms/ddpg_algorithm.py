@@ -24,7 +24,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac.actions import ActionParts
 from alfx.algorithms.sac.states import check_batches
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, changed, configurable, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -54,8 +54,6 @@ present if the replay buffer provides it.
 
 DdpgLossInfo = namedtuple('DdpgLossInfo', ['actor', 'critic'], default_value=())
 """Parts of the loss."""
-
-_OU_STDDEV, _OU_DAMPING = 0.2, 0.15  # the noise of the paper, section 7
 
 
 @configurable
@@ -116,8 +114,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
                  critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
                  epsilon_greedy: Fraction | None = None, calculate_priority: bool = False, env: Any = None,
-                 config: TrainerConfig | None = None, ou_stddev: NonNegative = _OU_STDDEV,
-                 ou_damping: Fraction = _OU_DAMPING, critic_loss_ctor: Callable[..., Any] | None = None,
+                 config: TrainerConfig | None = None, ou_stddev: NonNegative = 0.2,
+                 ou_damping: Fraction = 0.15, critic_loss_ctor: Callable[..., Any] | None = None,
                  num_critic_replicas: Count = 1, target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
                  rollout_random_action: Fraction | Callable[[], Fraction] = 0.0,
                  dqda_clipping: NonNegative | None = None, action_l2: NonNegative = 0.0, actor_optimizer: Any = None,
@@ -129,7 +127,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         bounds = ActionBounds(action_spec, owner)
         if exploration_noise_ctor is None:
             exploration_noise_ctor = partial(OrnsteinUhlenbeckNoise, stddev=ou_stddev, damping=ou_damping)
-        elif (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
+        elif changed(DdpgAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'):
             raise ConfError([problem_at(owner, 'exploration_noise_ctor', 'replaces the Ornstein-Uhlenbeck noise, but '
                                         'ou_stddev or ou_damping is set too', 'remove one or the other')])
         exploration = exploration_noise_ctor(action_spec)

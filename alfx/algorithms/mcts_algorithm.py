@@ -27,7 +27,7 @@ from alfx.algorithms.mcts.temperatures import VisitSoftmaxTemperatureByMoves, Vi
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
-from alfx.gin_utils import Count, Fraction, Positive, configurable
+from alfx.gin_utils import Count, Fraction, Positive, changed, configurable, log_unused
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
@@ -95,7 +95,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         num_simulations: nodes that a search adds to each tree. More simulations improve the policy and take
             proportionally longer: each simulation calls the model once; with 'gumbel', independent simulations share
             a call.
-        root_dirichlet_alpha: concentration of the Dirichlet noise in the prior of the root.
+        root_dirichlet_alpha: concentration of the Dirichlet noise in the prior of the root. 'gumbel' has its own noise.
         root_exploration_fraction: weight of the noise in the prior of the root, in the rollout.
         pb_c_init: c1 of the pUCT rule.
         pb_c_base: c2 of the pUCT rule.
@@ -107,8 +107,8 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         model: an ``MCTSModel``, or an object with its methods ``initial_predict`` and ``recurrent_inference``;
             ``None``: :meth:`set_model` must be called before the first step.
         keep_model_pred_state: pass the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
-        predict_action_sampler: chooses the action in evaluation.
-        rollout_action_sampler: chooses the action in the rollout.
+        predict_action_sampler: chooses the action in evaluation; not used with ``root_search='gumbel'``.
+        rollout_action_sampler: chooses the action in the rollout; not used with ``root_search='gumbel'``.
         learn_policy_temperature: the policy to learn is ``policy ** (1 / learn_policy_temperature)``, normalized.
         reward_spec: spec of the reward; the model predicts one number.
         expand_all_children: expand all actions of a leaf at once. Visit counts then carry little information: act and
@@ -171,6 +171,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         if root_search == 'gumbel' and any(exploration):
             raise ValueError(f"{name}: root_search='gumbel' acts, searches and learns with its own policy; leave out "
                              'act_, search_ and learn_with_exploration_policy')
+        unused = (('predict_action_sampler', 'rollout_action_sampler') if root_search == 'gumbel' else
+                  ('max_num_considered_actions', 'gumbel_scale', 'value_scale', 'maxvisit_init'))
+        log_unused(name, changed(MCTSAlgorithm.__init__, locals(), *unused), f'root_search is {root_search!r}')
         try:
             settings = SearchSettings(
                 num_simulations=num_simulations, discount=discount, two_players=is_two_player_game,

@@ -25,7 +25,7 @@ from alfx.algorithms.mcts.simple_networks import SimplePredictionNet as SimplePr
 from alfx.algorithms.mcts.simple_networks import (check_actions, create_simple_dynamics_net,
                                                  create_simple_encoding_net, create_simple_prediction_net)
 from alfx.data_structures import LossInfo, namedtuple
-from alfx.gin_utils import ConfError, Count, NonNegative, StepLimit, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, NonNegative, StepLimit, configurable, log_unused, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss
@@ -125,6 +125,8 @@ class MCTSModel(nn.Module):
         self._target_entropy, self._alpha_adjust_rate = target_entropy, alpha_adjust_rate
         self._predict_initial_reward = predict_initial_reward
         self._reset_reward_sum_period = reset_reward_sum_period
+        if reset_reward_sum_period and not predict_reward_sum:
+            log_unused(name, ['reset_reward_sum_period'], 'predict_reward_sum is False')
         self._apply_beyond_episode_end_mask = apply_beyond_episode_end_mask
         self._apply_partial_trajectory_mask = apply_partial_trajectory_mask
         self._has_entropy_loss = initial_alpha > 0 or target_entropy is not None

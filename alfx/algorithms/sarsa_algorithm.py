@@ -30,7 +30,7 @@ from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
-from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, log_unused
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, changed, configurable, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import suited_algorithms
@@ -53,8 +53,6 @@ of the policy.
 
 SarsaLossInfo = namedtuple('SarsaLossInfo', ['actor', 'critic', 'alpha', 'neg_entropy'], default_value=())
 """Parts of the loss, for summaries."""
-
-_OU_STDDEV, _OU_DAMPING = 0.2, 0.15
 
 
 @configurable
@@ -117,8 +115,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
                  config: TrainerConfig | None = None, critic_loss_cls: Callable[..., Any] = OneStepTDLoss,
                  target_entropy: float | Callable[[Any], float] | None = None, epsilon_greedy: Fraction | None = None,
                  use_entropy_reward: bool = False, calculate_priority: bool = False,
-                 initial_alpha: Positive | None = 1.0, ou_stddev: NonNegative = _OU_STDDEV,
-                 ou_damping: Fraction = _OU_DAMPING,
+                 initial_alpha: Positive | None = 1.0, ou_stddev: NonNegative = 0.2,
+                 ou_damping: Fraction = 0.15,
                  actor_optimizer: Any = None, critic_optimizer: Any = None, alpha_optimizer: Any = None,
                  target_update_tau: Fraction = 0.05, target_update_period: Count = 10, use_smoothed_actor: bool = False,
                  dqda_clipping: NonNegative = 0.0, on_policy: bool = False, checkpoint: str | None = None,
@@ -151,9 +149,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._train_actor_on_last_step = train_actor_on_last_step
         self._critic_loss = critic_loss_cls(debug_summaries=debug_summaries, name='critic_loss')
         self._set_alpha(initial_alpha if is_stochastic else None, target_entropy, use_entropy_reward, alpha_optimizer)
-        noise_arguments = {'ou_stddev': ou_stddev != _OU_STDDEV, 'ou_damping': ou_damping != _OU_DAMPING}
         if is_stochastic:
-            log_unused('SarsaAlgorithm', [argument for argument, is_given in noise_arguments.items() if is_given],
+            log_unused('SarsaAlgorithm', changed(SarsaAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'),
                        f'{actor.name} outputs distributions, which need no noise')
         smoothed = [] if self._smoothed_actor_network is None else [self._smoothed_actor_network]
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],

@@ -21,7 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.value_checks import Count, Fraction, Range, log_unused
+from alfx.gin_utils.value_checks import Count, Fraction, Range, changed, log_unused
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -121,10 +121,8 @@ class ReplayBuffer(RingBuffer):
             self.returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
                                               return_after_truncation)
         else:
-            given = {'default_return': default_return != -1000.0, 'gamma': gamma != 0.99,
-                     'reward_clip': reward_clip is not None,
-                     'return_after_truncation': return_after_truncation is not None}
-            log_unused('ReplayBuffer', [argument for argument in given if given[argument]],
+            unused = 'default_return', 'gamma', 'reward_clip', 'return_after_truncation'
+            log_unused('ReplayBuffer', changed(ReplayBuffer.__init__, locals(), *unused),
                        'record_episodic_return is False')
         self._records: Optional[EpisodeRecords] = None
         self._refuses_episodes = keep_episodic_info is False

@@ -16,7 +16,7 @@ import numbers
 import types
 import typing
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Optional, Union
 
 from alfx.gin_utils import locations
@@ -136,6 +136,12 @@ def log_unused(owner: str, names: Collection[str], reason: str) -> None:
     """
     for name in names:
         _logger.info('%s', problem_at(owner, name, f'is not used: {reason}'))
+
+
+def changed(function: Callable[..., Any], values: Mapping[str, Any], *names: str) -> list[str]:
+    """Return which of ``names``, arguments of ``function``, have ``values`` other than their defaults."""
+    defaults = {name: inspect.signature(function).parameters[name].default for name in names}
+    return [name for name, default in defaults.items() if values[name] is not default and values[name] != default]
 
 
 def describe(value: Any) -> str:

@@ -409,6 +409,15 @@ class TestObservationNormalizer:
         with pytest.raises(ValueError, match=r"update_mode must be .* found str 'eval'"):
             ObservationNormalizer(TensorSpec(()), update_mode='eval')
 
+    def test_arguments_of_other_normalizers_are_logged(self, caplog):
+        caplog.set_level('INFO', 'alfx')
+        ObservationNormalizer(TensorSpec(()), mode='window', window_size=10)
+        assert 'is not used' not in caplog.text
+        ObservationNormalizer(TensorSpec(()), window_size=10, update_rate=0.1, speed=4.0)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"ObservationNormalizer.{argument} is not used: mode is 'adaptive'"
+            for argument in ('window_size', 'update_rate')]
+
 
 REWARD_TRANSFORMERS = [
     (lambda **kw: RewardClipping(minmax=(-1, 2), **kw), [-1.0, 0.5, 2.0]),

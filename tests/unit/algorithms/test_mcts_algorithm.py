@@ -320,6 +320,18 @@ def test_meaningless_arguments_are_rejected(options, message):
         plain(LATENT, ACTION, **options)
 
 
+@pytest.mark.parametrize('root_search, unused', [
+    ('ucb', dict(max_num_considered_actions=4, gumbel_scale=0.5, value_scale=0.2, maxvisit_init=10.0)),
+    ('gumbel', dict(predict_action_sampler=MultinomialSampler(), rollout_action_sampler=MultinomialSampler()))])
+def test_arguments_of_the_other_search_are_logged(root_search, unused, caplog):
+    caplog.set_level('INFO', 'alfx')
+    plain(LATENT, ACTION, model=Bandit(), root_search=root_search)
+    assert 'is not used' not in caplog.text
+    plain(LATENT, ACTION, model=Bandit(), root_search=root_search, **unused)
+    for argument in unused:
+        assert f"{argument} is not used: root_search is '{root_search}'" in caplog.text
+
+
 @pytest.mark.parametrize('make', [VisitSoftmaxTemperatureByMoves, VisitSoftmaxTemperatureByProgress])
 @pytest.mark.parametrize('pairs', [[(1, 1.0), (0.5, 0.5)], [(1, 0.0)], []])
 def test_temperatures_out_of_order_are_rejected(make, pairs):

@@ -52,6 +52,14 @@ def plain_model(**kwargs):
     return MCTSModel(**{**arguments, **kwargs})
 
 
+def test_a_period_without_sums_is_logged(caplog):
+    caplog.set_level('INFO', 'alfx')
+    plain_model(reset_reward_sum_period=2, predict_reward_sum=True)
+    assert not caplog.records
+    plain_model(reset_reward_sum_period=2)
+    assert 'MCTSModel.reset_reward_sum_period is not used: predict_reward_sum is False' in caplog.text
+
+
 @pytest.mark.parametrize('predicts_first', [True, False])
 @pytest.mark.parametrize('period', [0, 2, 3])
 def test_differences_of_sums_are_the_rewards(period, predicts_first):

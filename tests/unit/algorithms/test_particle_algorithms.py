@@ -306,6 +306,15 @@ def test_inverse_products_of_several_vectors_match_single_ones():
         torch.testing.assert_close(output[:, i], algorithm.predict_step((z, vec[:, i])).output[0])
 
 
+def test_layers_next_to_a_given_network_are_logged(caplog):
+    caplog.set_level('INFO')
+    make(FuncParVIAlgorithm, param_net=Sequential(FC(2, 3)), fc_layer_params=None)
+    assert 'is not used' not in caplog.text
+    make(FuncParVIAlgorithm, param_net=Sequential(FC(2, 3)), fc_layer_params=(4, ), last_use_ln=True)
+    for name in ('fc_layer_params', 'last_use_ln'):
+        assert f'FuncParVIAlgorithm.{name} is not used: param_net is given' in caplog.text
+
+
 def test_arguments_of_a_generator_that_have_no_effect_are_logged(caplog):
     caplog.set_level('INFO')
     Generator(2, noise_dim=2)
