@@ -151,10 +151,9 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                       norm_layers.has_batch_norm(critics))
         self._joins_batches = critic_batches == 'joint'
         self._target_critic_networks = critics.copy(name='target_' + critics.name) if use_target_critics else None
-        sources, targets = [actor, critics], [self._target_actor_network, self._target_critic_networks]
-        number = 2 if use_target_critics else 1
-        self._update_target = TargetUpdater(sources[:number], targets[:number], tau=target_update_tau,
-                                            period=target_update_period)
+        pairs = [(actor, self._target_actor_network), (critics, self._target_critic_networks)]
+        sources, targets = zip(*pairs if use_target_critics else pairs[:1])
+        self._update_target = TargetUpdater(sources, targets, tau=target_update_tau, period=target_update_period)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
