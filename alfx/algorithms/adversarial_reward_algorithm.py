@@ -220,8 +220,7 @@ class GailAlgorithm(AdversarialRewardAlgorithm):
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
         """Return the reward ``[N]`` of taking ``action`` in the observation ``state``, and the next observation
         ``obs``."""
-        steps = Transitions(observation=state, action=self._encoder(action))
-        return self._reward(self._logit(steps)), obs
+        return self._reward(self._logit(Transitions(observation=state, action=self._encoder(action)))), obs
 
 
 @configurable

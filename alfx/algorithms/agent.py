@@ -473,8 +473,7 @@ class Agent(RLAlgorithm):
 
     def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """Postprocess an unroll ``[T + 1, B, ...]`` with the policy algorithm, and add its intrinsic rewards."""
-        rollout_info = rollout_info._replace(rl=self._rl_algorithm.postprocess_unroll(inputs, rollout_info.rl))
-        return self.postprocess_steps(inputs, rollout_info, ())[0] if self._rewards_unrolls else rollout_info
+        return self.postprocess_steps(inputs, rollout_info, ())[0]
 
     @property
     def unroll_state_spec(self) -> NestedTensorSpec:
@@ -483,7 +482,12 @@ class Agent(RLAlgorithm):
 
     def postprocess_steps(self, inputs: TimeStep, rollout_info: Any,
                           state: NestedTensor | None) -> tuple[Any, NestedTensor]:
-        """Add the intrinsic rewards of steps ``[T, B, ...]``; 0 for a first row that has been rewarded before."""
+        """Postprocess steps ``[T, B, ...]`` with the policy algorithm, and add their intrinsic rewards; 0 for a first
+        row that has been rewarded before.
+        """
+        rollout_info = rollout_info._replace(rl=self._rl_algorithm.postprocess_unroll(inputs, rollout_info.rl))
+        if not self._rewards_unrolls:
+            return rollout_info, ()
         step = self._irm.reward_rows(inputs, state, self.unrolls_end_with_bootstrap)
         rollout_info = rollout_info._replace(irm=step.info, rewards=rewards_by_name(step.output))
         if self.on_policy:

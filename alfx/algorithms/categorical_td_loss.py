@@ -155,5 +155,4 @@ class CategoricalTDLoss(TDLoss):
         if summary.should_record_summaries():
             atoms = torch.linspace(self._v_min, self._v_max, value.shape[-1], device=value.device)
             self._summarize(info, value.detach().exp() @ atoms, target @ atoms)
-        divergence = (torch.xlogy(target, target) - target * value).sum(-1)
-        return self._reduce(divergence, info)
+        return self._reduce((torch.xlogy(target, target) - target * value).sum(-1), info)

@@ -191,8 +191,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         errors = self._losses(before, action, after)[0].reshape(len(before), len(self._holdout_error))
         error = context.sum_over_ranks(errors.sum(0)) / count
         self._holdout_count += 1
-        rate = (1 / self._holdout_count).clamp(min=_HOLDOUT_RATE)
-        self._holdout_error.lerp_(error, rate)
+        self._holdout_error.lerp_(error, (1 / self._holdout_count).clamp(min=_HOLDOUT_RATE))
 
     @torch.no_grad()
     def measure_holdout(self, time_step: TimeStep, batch_info: BatchInfo) -> float | None:
@@ -275,8 +274,7 @@ class DynamicsLearningAlgorithm(Algorithm):
         """Return the losses ``[T, B]``, each at the step before the transition; 0 at the last step."""
         if isinstance(info, tuple) and not info:  # of a known model, which learns nothing
             return LossInfo()
-        loss_info = info.loss
-        moved = nest.map_structure(lambda x: torch.cat((x[1:], torch.zeros_like(x[:1]))), loss_info)
+        moved = nest.map_structure(lambda x: torch.cat((x[1:], torch.zeros_like(x[:1]))), info.loss)
         penalty = self._network.bounds_penalty() if hasattr(self._network, 'bounds_penalty') else None
         return moved if penalty is None else moved._replace(scalar_loss=_PENALTY * penalty)
 
@@ -364,8 +362,7 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
         return self._arrival(state.feature, time_step, rollout_info)
 
     def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
-        predicted = self._predicted(before, action)
-        return 0.5 * (predicted - self._target(before, after)).square().mean(-1), ()
+        return 0.5 * (self._predicted(before, action) - self._target(before, after)).square().mean(-1), ()
 
 
 def _check_kind(owner: str, network: Any, is_stochastic: bool) -> None:

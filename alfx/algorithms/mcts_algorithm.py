@@ -325,8 +325,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
             explored = exploration_policy(trees, self._exploration_policy_type)
         acting = rules.visit_policy(explored if self._act_with_exploration_policy else visits,
                                     self._temperature_fn(steps).to('cpu', torch.float64))
-        device = steps.device
-        index, sampler_state = sampler(acting.to(device, torch.float32), sampler_state)
+        index, sampler_state = sampler(acting.to(steps.device, torch.float32), sampler_state)
         learned = explored if self._learn_with_exploration_policy else visits / visits.sum(-1, keepdim=True)
         return index, self._tempered(learned), sampler_state
 

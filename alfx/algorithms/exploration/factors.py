@@ -183,8 +183,7 @@ class NearestNeighbors(Factor):
     def __init__(self, observation_spec: NestedTensorSpec, num_features: int, kind: Literal['kernel', 'log'] = 'kernel',
                  num_neighbors: Count = 10, epsilon: Positive = 1e-3, capacity: Count = 1000):
         super().__init__(observation_spec, num_features)
-        owner = type(self).__name__
-        check_value(owner, 'num_neighbors', num_neighbors, int, minimum=1, maximum=capacity)
+        check_value(type(self).__name__, 'num_neighbors', num_neighbors, int, minimum=1, maximum=capacity)
         self._kind, self._num_neighbors, self._epsilon, self.capacity = kind, num_neighbors, epsilon, capacity
         self._memory = EpisodicMemory(capacity, TensorSpec((num_features, )))
         self._moments = Moments()

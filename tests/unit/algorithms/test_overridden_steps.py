@@ -10,6 +10,8 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
+from alfx.algorithms.exploration.bonus import ExplorationBonus
+from alfx.algorithms.exploration.factors import EpisodicCount
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
@@ -180,11 +182,13 @@ def test_a_replay_buffer_with_its_own_samples_is_asked_for_them():
     assert calls and agent.capabilities.traceable_update
 
 
-@pytest.mark.parametrize('of_policy', [False, True])
-def test_an_overridden_postprocess_unroll_is_called(of_policy):
-    if of_policy:
+@pytest.mark.parametrize('owner', ['agent', 'policy', 'policy with a reward that has a state between unrolls'])
+def test_an_overridden_postprocess_unroll_is_called(owner):
+    if owner != 'agent':
         cls, calls = counting(SacAlgorithm, 'postprocess_unroll')
-        agent = sac_agents.make_agent('continuous', cls)[0]
+        reward = partial(ExplorationBonus, factors=(partial(EpisodicCount, resolution=0.5), ))
+        agent = sac_agents.make_agent('continuous', cls, agent_args=dict(
+            intrinsic_reward_module=reward if 'reward' in owner else None))[0]
     else:
         cls, calls = counting(Agent, 'postprocess_unroll')
         agent = dqn_agents.make_agent(agent_cls=cls)
