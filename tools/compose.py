@@ -214,7 +214,7 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of a cell: ``'ok'``, ``'refused'`` with the error message, or ``'failed'`` with the problems."""
+    """Result of a cell: ``'ok'``, ``'rejected'`` with the error message, or ``'failed'`` with the problems."""
 
     verdict: str
     message: str = ''
@@ -321,8 +321,9 @@ def try_cell(cell: Cell, folder: Path) -> Outcome:
         trainer = _trainer(conf, folder / 'first')
     except (gin_utils.ConfError, SpecError, ValueError) as error:
         gin_utils.clear()
-        expected, message = expected_refusal(cell), ' '.join(str(error).split())
-        return Outcome('refused' if expected is not None and expected in message else 'failed', message)
+        expected, lines = expected_refusal(cell), [' '.join(line.split()) for line in str(error).splitlines()]
+        verdict = 'rejected' if expected is not None and expected in ' '.join(lines) else 'failed'
+        return Outcome(verdict, '; '.join(lines))
     if expected_refusal(cell) is not None:
         return Outcome('failed', 'the combination should have been rejected')
     problems = _owner_problems(trainer.algorithm)
@@ -417,7 +418,7 @@ includes and bindings only, and tests it. The columns are *intrinsic reward + re
 - *ok*: the combination trains with finite losses, uses every binding, trains each parameter with exactly one optimizer,
   ends with the same parameters for the same seed, loads its checkpoint into a new algorithm without loss, and plays an
   episode.
-- *refused*: the combination is rejected before the first environment step, with the message below the table.
+- *rejected*: the combination raises an error before the first environment step, which is shown below the table.
 
 `python tools/compose.py --all --markdown FILE` writes this page. See also [Compose an agent](compose_an_agent.md).
 
@@ -437,9 +438,9 @@ def table(outcomes: dict[Cell, Outcome]) -> str:
 
 
 def reasons(outcomes: dict[Cell, Outcome]) -> list[str]:
-    """Return each message of refused or failed cells with its count."""
+    """Return each message of rejected or failed cells with its count."""
     counts = Counter((outcome.verdict, outcome.message) for outcome in outcomes.values() if outcome.message)
-    return [f'{verdict}, {count} times: {message}' for (verdict, message), count in counts.most_common()]
+    return [f'{count} {verdict}: {message}' for (verdict, message), count in counts.most_common()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

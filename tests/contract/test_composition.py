@@ -28,7 +28,7 @@ def empty_gin():
 def test_each_combination_works_or_is_rejected_by_name(cell, tmp_path):
     """Train, repeat, save and evaluate every combination, unless it is rejected by name."""
     outcome = compose.try_cell(cell, tmp_path)
-    assert outcome.verdict == ('ok' if compose.expected_refusal(cell) is None else 'refused'), outcome.message
+    assert outcome.verdict == ('ok' if compose.expected_refusal(cell) is None else 'rejected'), outcome.message
 
 
 def test_the_sample_covers_all_pairs():
@@ -44,6 +44,6 @@ def test_the_sample_covers_all_pairs():
 
 def test_the_table_shows_verdicts_and_reasons():
     cells = compose.cells(['ppo'], ['none', 'icm'], ['none'], ['feed-forward'])
-    outcomes = dict(zip(cells, [compose.Outcome('ok'), compose.Outcome('refused', 'because')]))
-    assert compose.table(outcomes).splitlines()[2] == '| ppo | feed-forward | ok | refused |'
-    assert compose.reasons(outcomes) == ['refused, 1 times: because']
+    outcomes = dict(zip(cells, [compose.Outcome('ok'), compose.Outcome('rejected', 'because')]))
+    assert compose.table(outcomes).splitlines()[2] == '| ppo | feed-forward | ok | rejected |'
+    assert compose.reasons(outcomes) == ['1 rejected: because']
