@@ -45,15 +45,15 @@ class TrainerConfig:
         stop_at_return: stop after an evaluation whose mean return, summed over the dimensions of the reward, is at
             least this; None for no limit. Needs evaluate.
         num_env_steps: stop acting after this number of environment steps, summed over environments; 0 for no limit.
-            With both limits a run continues to train from its replay buffer until num_iterations.
+            With both limits, an algorithm with a replay buffer continues to train until num_iterations.
 
     Collecting:
         unroll_length: steps of each environment in an iteration. A fraction alternates between the two nearest integers
             so that the mean is right.
         unroll_with_grad: record gradients while acting, for an on-policy part of an off-policy algorithm.
         use_rollout_state: start training sequences from the recurrent state stored while acting, instead of zeros.
-        async_unroll: act in a separate process, in parallel with training. The steps are then older than the trained
-            parameters, so on-policy algorithms without a correction for this raise an error.
+        async_unroll: act in a separate process, in parallel with training. The actor then uses older parameters than
+            the learner, so on-policy algorithms that do not correct for this raise an error.
         max_unroll_length: with async_unroll and unroll_length 0, the maximum number of steps of each environment in an
             iteration. The iteration takes the steps available, possibly none.
         unroll_queue_size: with async_unroll or num_ray_workers, the number of steps of each environment that may wait
@@ -66,19 +66,19 @@ class TrainerConfig:
             ``num_parallel_environments`` environments; 0 to act in this process. Supports the same algorithms as
             async_unroll and needs the extra ``ray``.
         ray_address: with num_ray_workers, 'host:port' of a running cluster, 'auto' for the cluster of this machine, or
-            'local' to start one here that ends with the run. '' takes the environment variable ``RAY_ADDRESS``, or
+            'local' to start one here that ends with the run. '' uses the environment variable ``RAY_ADDRESS``, or
             'local' if it is not set.
 
     Replay:
         initial_collect_steps: environment steps, summed over environments, before the first update.
-        replay_buffer_length: steps stored for each environment; with clear_replay_buffer, those of an unroll
+        replay_buffer_length: steps stored for each environment; with clear_replay_buffer, one unroll is stored
             instead.
         whole_replay_buffer_training: train on everything in the buffer instead of on samples.
         clear_replay_buffer: with whole_replay_buffer_training, clear the buffer after training on it.
         priority_replay: sample sequences in proportion to their priorities.
         priority_replay_alpha: exponent of the priorities, a number or a schedule. 0 samples uniformly.
         priority_replay_beta: exponent of the importance weights, a number or a schedule. 1 corrects fully for the
-            priorities.
+            non-uniform sampling.
         priority_replay_eps: added to every priority, so that every sequence can be sampled.
         normalize_importance_weights_by_max: divide the importance weights by the largest of the minibatch.
         offline_buffer_dir: one stored dataset or several to sample training data from; see docs/offline.md. With
@@ -123,9 +123,9 @@ class TrainerConfig:
         summary_interval: summary steps between two summaries.
         summarize_first_interval: also write a summary at each step of the first interval.
         summary_axis: horizontal axis of summaries: 'env_steps', or 'global_counter' for iterations (updates with
-            update_counter_every_mini_batch). The latter also writes metrics over each step metric, below
-            ``Metrics_vs_``. None chooses 'env_steps' if they measure the progress of the run: it acts, uses no dataset,
-            does not limit both steps and iterations, and does not count updates.
+            update_counter_every_mini_batch). The latter also writes the metrics against each step metric,
+            below ``Metrics_vs_``. None chooses 'env_steps' if the run acts, uses no dataset, does not limit both steps
+            and iterations, and does not count updates.
         loggers: loggers besides ``progress.csv``: 'tensorboard' (event files), 'wandb', 'mlflow' (separate packages).
         summaries_flush_secs: flush event files after this number of seconds.
         summary_max_queue: also flush event files after this number of summaries.
@@ -295,7 +295,7 @@ class TrainerConfig:
         return self.whole_replay_buffer_training and self.clear_replay_buffer
 
     def require_collection(self, owner: str) -> None:
-        """Raise ``ConfError`` if the run collects no experience, from which alone ``owner`` learns."""
+        """Raise ``ConfError`` if the run collects no experience, because ``owner`` learns from nothing else."""
         if not self.collects:
             raise gin_utils.ConfError([problem_at('TrainerConfig', 'unroll_length', f'= 0, but {owner} learns only '
                                                   'from collected experience', f'set it to 1, or remove {owner}')])

@@ -79,7 +79,7 @@ def frozen_statistics() -> AbstractContextManager[None]:
 
 
 def waiting_statistics() -> dict[Any, Any] | None:
-    """Return the inputs of deferred updates of statistics, by the statistics; ``None`` if updates happen at once."""
+    """Return the inputs of deferred statistics updates, keyed by statistics; ``None`` if updates are not deferred."""
     return _state.waiting_statistics
 
 
@@ -286,15 +286,15 @@ def num_ranks() -> int:
 
 
 def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` averaged over all ranks, without gradient; ``tensor`` itself in a single process.
+    """Return ``tensor`` averaged over all ranks, without gradient; ``tensor`` itself in a single process.
 
-    A collective: every rank must call it equally often, in the same order, with the same shape.
+    A collective: every rank must call it the same number of times, in the same order, with the same shape.
     """
     return tensor if _state.ranks is None else _state.ranks.mean(tensor)
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` summed over all ranks, without gradient; see :func:`mean_over_ranks`."""
+    """Return ``tensor`` summed over all ranks, without gradient; see :func:`mean_over_ranks`."""
     return tensor if _state.ranks is None else _state.ranks.mean(tensor) * _state.ranks.size
 
 
@@ -309,7 +309,7 @@ def own_rows(tensor: torch.Tensor) -> torch.Tensor:
 def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Return the tensors of all ranks, concatenated along ``dim``; ``tensor`` itself in a single process.
 
-    A collective: every rank must call it equally often, in the same order, with the same shape.
+    A collective: every rank must call it the same number of times, in the same order, with the same shape.
     """
     return tensor if _state.ranks is None else torch.cat(_state.ranks.gather(tensor).unbind(), dim)
 

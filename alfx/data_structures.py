@@ -238,7 +238,7 @@ BasicRLInfo = elastic_namedtuple('BasicRLInfo', ['action'])
 
 def time_step_spec(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                    reward_spec: TensorSpec = TensorSpec(())) -> TimeStep:
-    """The spec of the time steps of an environment."""
+    """Return the spec of the time steps of an environment."""
     return TimeStep(step_type=TensorSpec((), torch.int32), reward=reward_spec,
                     discount=BoundedTensorSpec((), torch.float32, 0., 1.), observation=observation_spec,
                     prev_action=action_spec, env_id=TensorSpec((), torch.int64))

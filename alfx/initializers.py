@@ -108,7 +108,7 @@ def variance_scaling_init(tensor: torch.Tensor, gain: float = 1.0, mode: str = '
         ``tensor``.
 
     Raises:
-        ValueError: unknown mode or distribution, or ``tensor`` has less than two dimensions.
+        ValueError: unknown mode or distribution, or ``tensor`` has fewer than two dimensions.
     """
     size = _fan(tensor, mode, transposed)
     if calc_gain_after_activation and mode == 'fan_in':

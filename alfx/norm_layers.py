@@ -4,7 +4,7 @@ sequence, and stacked layer norm.
 In a recurrent network the distribution of a layer's inputs changes over the first steps of a sequence, so batch norm
 needs separate statistics for each step (Cooijmans et al. 2016, arXiv:1603.09025, section 4).
 :func:`prepare_rnn_batch_norm`, :func:`set_batch_norm_max_steps` and :func:`set_batch_norm_current_step` control all
-batch norm layers of this module inside a network. Without calls of these functions the layers behave like torch's.
+batch norm layers of this module inside a network. If they are not called, the layers behave like torch's.
 """
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, NamedTuple
@@ -60,7 +60,7 @@ def repeated_rows(count: int) -> AbstractContextManager[None]:
 def _stored(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of a vector that compiled graphs store; they would recompute a ``clone`` for every use.
 
-    Only results of reductions are always stored, and those over few elements are not.
+    The compiler always stores the result of a reduction, unless it is over few elements.
     """
     return x.expand(16, -1).amax(0)
 

@@ -1,7 +1,7 @@
 """Python interface of alfx for programs and notebooks: :func:`train`, :func:`load`, :func:`evaluate`, :func:`plot`, ...
 
 Each function loads the conf that it needs and clears it before it returns. The random state of the caller is preserved.
-Threads of one process take turns, see :mod:`alfx.utils.exclusive`.
+Only one thread of a process can use it at a time, see :mod:`alfx.utils.exclusive`.
 """
 import contextlib
 import os
@@ -182,7 +182,7 @@ def _lines(params: Mapping[str, Any] | Sequence[str]) -> tuple[list[str], Sequen
 
 
 def _without_environments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace environment objects by their ids, with bindings of ``suite_gym.load`` for their arguments."""
+    """Replace environment objects with their ids, with bindings of ``suite_gym.load`` for their arguments."""
     found: dict[str, Any] = {}
     for name, value in params.items():
         if isinstance(value, gymnasium.Env):
@@ -220,7 +220,7 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
             environment of ``gymnasium.make``, which is only used for its id and arguments.
             ``TrainerConfig.callbacks`` may be a list of objects, which the conf of the run then does not contain: pass
             them again to resume it.
-        root_dir: run folder; None for a new folder below ``runs``, which a stopped run names.
+        root_dir: run folder; None for a new folder below ``runs``; a stopped run prints its path.
         device: device of the networks, see :func:`load`.
 
     Returns:

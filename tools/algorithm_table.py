@@ -172,7 +172,7 @@ def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
     Args:
         name: name of the class.
         kind: kind of action.
-        recurrent: replace all networks by recurrent ones.
+        recurrent: replace all networks with recurrent ones.
 
     Returns:
         Properties of the algorithm; None if the combination is rejected, or if no network can be recurrent.

@@ -1,4 +1,4 @@
-r"""Convert formulas of docstrings to LaTeX for the documentation pages.
+r"""Convert formulas in docstrings to LaTeX for the documentation pages.
 
 Docstrings contain formulas as indented blocks that are readable in a terminal:
 
@@ -104,7 +104,7 @@ def to_latex(block: str) -> str | None:
 
 
 def convert_blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Replace the formulas among the code blocks of a Markdown text by math fences.
+    """Replace the formulas among the code blocks of a Markdown text with math fences.
 
     Code blocks are indented by four spaces or more, relative to the list item that they belong to, and begin after
     an empty line.

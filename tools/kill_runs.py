@@ -2,7 +2,7 @@
 
     python tools/kill_runs.py sac_pendulum ppo_cart_pole --kills 3
     python tools/kill_runs.py ppo_cart_pole --num_processes 2 --repeat 5 --conf_param TrainerConfig.num_env_steps=20000
-    python tools/kill_runs.py my.gin --folder /tmp/kills           # keep the run folders; not inside of a run folder
+    python tools/kill_runs.py my.gin --folder /tmp/kills           # keep the run folders; not inside a run folder
 
 Each conf is trained once without interruption, and `--repeat` times with `--kills` kills (SIGKILL to all processes of
 the run). A kill follows up to `--spread` new checkpoints since the last start, after a random part of the time between

@@ -5,8 +5,8 @@ Examples:
   alfx convert sac_conf.py > sac.gin
   alfx convert sac_conf.py --conf_param 'hidden_layers=(64, 64)' > sac.gin
 
-The Python code of the conf is executed, so convert only files that you trust. Inside of it, alf is a stand-in: calls
-are recorded, and nothing is built. --conf_param sets a value of alf.define_config or a binding before the conf runs.
+The Python code of the conf is executed, so convert only files that you trust. Inside it, alf is a stand-in: calls are
+recorded, and nothing is built. --conf_param sets a value of alf.define_config or a binding before the conf runs.
 What a gin file cannot express, and names that alfx does not have, are listed with file and line on stderr, and the
 exit code is 1. Complete the gin file, then run alfx check.
 """

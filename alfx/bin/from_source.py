@@ -1,7 +1,7 @@
 """Definitions of alfx, executed one by one from the source code, without importing alfx or the packages that it needs.
 
 :class:`Module` executes a class or function, and everything that its definition refers to, when its name is looked up.
-Only the fields and constructors of classes are executed. Names from other packages are replaced by empty classes
+Only the fields and constructors of classes are executed. Names from other packages are replaced with empty classes
 (:class:`Other`), so describing a class or function takes a tenth of a second, while the imports would take seconds.
 """
 import abc

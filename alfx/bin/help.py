@@ -152,7 +152,7 @@ def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
         try:
             description = gin_utils.describe(name)
         except gin_utils.ConfError as error:
-            with contextlib.suppress(gin_utils.ConfError):  # a binding of a class of the user
+            with contextlib.suppress(gin_utils.ConfError):  # a binding of a user-defined class
                 return _lines_of_argument(owner, name.rpartition('.')[2], gin_utils.describe(owner))
             names = sorted({entry.selector.rsplit('.', 1)[-1] for entry in known})
             modules = sorted({part for entry in known for part in entry.module.split('.')[1:]})

@@ -1,4 +1,4 @@
-"""Launcher of several ranks of one program on this machine, like ``torchrun`` on several machines.
+"""Launcher of several ranks of one program on this machine, like ``torchrun`` on a single node.
 
 The launcher waits for the ranks, forwards signals to them, and announces the exit of a rank in the store that the ranks
 share.

@@ -2,8 +2,8 @@
 
 A checkpoint ``ckpt-N`` contains ``{name: state_dict}``; see :mod:`alfx.checkpoints.files` for the format. Replay
 buffers, which may be larger than everything else, are stored next to the checkpoint in a file of the same format,
-``ckpt-N.replay``. It is written before its checkpoint, which holds its checksum. Only the replay buffers of the latest
-checkpoints are kept. The state of the environments is in ``ckpt-N.env``, see
+``ckpt-N.replay``. That file is written first, and the checkpoint contains its checksum. Only the replay buffers of the
+latest checkpoints are kept. The state of the environments is in ``ckpt-N.env``, see
 :mod:`alfx.checkpoints.environment_states`.
 """
 import contextlib

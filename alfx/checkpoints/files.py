@@ -1,4 +1,4 @@
-"""Files of checkpoints: the format, and writing that survives a kill.
+"""Checkpoint files: their format, and atomic writing.
 
 A file is the output of ``torch.save``, followed by its SHA-256 in a separate line (which ``torch.load`` ignores). It is
 written under a temporary name, flushed to disk and renamed, so a file with its final name is complete unless something
@@ -76,7 +76,7 @@ def save(file: Any, content: dict[str, Any]) -> str:
 class _HashingWriter:
     """File for ``torch.save`` that computes a checksum and records the error of a failed write.
 
-    torch replaces that error by one that does not state the cause.
+    torch replaces that error with one that does not state the cause.
     """
 
     def __init__(self, file: Any):
@@ -110,9 +110,9 @@ class _HashingWriter:
 
 
 def _with_one_dtype_per_storage(content: Any) -> Any:
-    """Copy the tensors that are views of memory with tensors of other dtypes, which torch cannot save.
+    """Copy tensors that share a storage with tensors of other dtypes, because torch cannot save these.
 
-    Tensors that were transferred to a GPU together are such views.
+    Tensors that were transferred to a GPU together share a storage.
     """
     dtypes: dict[int, set[torch.dtype]] = {}
     for x in nest.flatten(content):
@@ -132,7 +132,7 @@ def _with_one_dtype_per_storage(content: Any) -> Any:
 def temporary_file(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
     """Yield an open temporary file and a function ``commit()`` that flushes it to disk and renames it to ``path``.
 
-    It is removed without a commit or after an error.
+    The file is removed if ``commit`` is not called or an error occurs.
     """
     temporary = f'{path}.tmp{os.getpid()}'
 

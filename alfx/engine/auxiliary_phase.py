@@ -1,9 +1,9 @@
 """Auxiliary phases: every N iterations, train on all unrolls since the last phase with another loss.
 
-An algorithm that trains on whole unrolls requests this by its ``auxiliary_phase``. The unrolls are stored as the
+An algorithm that trains on whole unrolls requests phases with its ``auxiliary_phase``. The unrolls are stored as the
 environment returned them, with the infos that the iteration trained on, such as its targets. When a phase begins, the
-infos of ``train_step`` are computed for all of them, and ``auxiliary_reference`` selects what ``calc_auxiliary_loss``
-later compares with, such as the policy before the phase.
+infos of ``train_step`` are computed for all of them, and ``auxiliary_reference`` selects the references of
+``calc_auxiliary_loss``, such as the policy before the phase.
 """
 import math
 from typing import Any
@@ -34,7 +34,7 @@ class AuxiliaryPhase:
     """
 
     def __init__(self, algorithm: Acts, updater: Updater, losses: SequenceLosses, stored: StoredUnrolls):
-        assert algorithm.auxiliary_phase is not None, 'the algorithm has an auxiliary phase'
+        assert algorithm.auxiliary_phase is not None, 'the algorithm has no auxiliary phase'
         self._algorithm, self._updater, self._train_info = algorithm, updater, losses.train_info
         self._settings, self._stored = algorithm.auxiliary_phase, stored
         self._length = self._settings.mini_batch_length or stored.max_steps // self._settings.interval
@@ -66,7 +66,7 @@ class AuxiliaryPhase:
                 reference = nest.map_structure(
                     lambda x, chosen=chosen: x.index_select(1, chosen.to(x.device)), references)
                 batch = Batch((self._read(sequences, chosen), reference))
-                # a phase is rare, so that each one writes summaries, at its last update
+                # phases are rare, so each one writes summaries, at its last update
                 with context.record_if(is_last), summary.scope('auxiliary_phase'):
                     computed = self._updater.optimize(self.plan, batch, self._optimizers())
                     summary_utils.summarize_loss(computed.loss_info)
@@ -95,7 +95,7 @@ class AuxiliaryPhase:
         return loss_info, masks, info
 
     def _references(self, sequences: Sequences, batch_size: int) -> NestedTensor:
-        """Compute the references ``[T, N, ...]`` of all sequences with the present parameters."""
+        """Compute the references ``[T, N, ...]`` of all sequences with the current parameters."""
         with torch.no_grad(), context.record_if(False):
             parts = [self._algorithm.auxiliary_reference(self._train_info(self._read(sequences, chosen)))
                      for chosen in torch.arange(len(sequences.positions)).split(batch_size)]
@@ -104,7 +104,7 @@ class AuxiliaryPhase:
     def _read(self, sequences: Sequences, chosen: Tensor) -> Experience:
         """Return transformed sequences ``[T, B, ...]``."""
         buffer = self._stored.replay_buffer
-        assert buffer is not None, 'something has been stored'
+        assert buffer is not None, 'nothing has been stored yet'
         length = min(self._length, self._stored.num_steps)
         experience, batch_info = buffer.get_sequences(sequences.env_ids[chosen], sequences.positions[chosen], length)
         experience = self._algorithm.transform_batch(experience, batch_info, buffer)

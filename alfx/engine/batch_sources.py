@@ -12,7 +12,7 @@ batch_size[s] / B`` the result is the plain mean over the minibatch.
 
 Override ``Algorithm.batch_sources`` to add your own source::
 
-    def batch_sources(self, collected):  # replace half of the batch by imagined data
+    def batch_sources(self, collected):  # replace half of the batch with imagined data
         half = collected.batch_size // 2
         return [collected._replace(batch_size=half, weight=0.5), BatchSource(self._imagined, half, weight=0.5)]
 """
@@ -59,7 +59,7 @@ class BatchSource(NamedTuple):
     is_offline: bool = False
 
     def current_weight(self) -> float:
-        """Return the present factor."""
+        """Return the current weight."""
         return self.weight if isinstance(self.weight, (int, float)) else self.weight()
 
 
@@ -165,14 +165,13 @@ def concatenate(collected: LossInfo, offline: LossInfo) -> LossInfo:
 
 
 class BatchConcatenator:
-    """Concatenates samples. The leaves that all of them have are looked up only once per structure."""
+    """Concatenates samples. The leaves that they have in common are determined once per structure."""
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, tuple[list[list[int]], Any]] = {}
 
     def __call__(self, parts: Sequence[Experience]) -> Experience:
-        """Concatenate ``[T, B1, ...]``, ``[T, B2, ...]``, ... to ``[T, B1 + B2 + ..., ...]``, for leaves that all have.
-        """
+        """Concatenate the common leaves ``[T, B1, ...]``, ``[T, B2, ...]``, ... to ``[T, B1 + B2 + ..., ...]``."""
         if len(parts) == 1:
             return parts[0]
         flat = [nest.flatten_with_structure(part) for part in parts]
@@ -187,7 +186,7 @@ class BatchConcatenator:
 
 
 def _common(parts: list[Any]) -> list[Any]:
-    """Return the nests with ``()`` for everything that one of them does not have."""
+    """Return the nests with ``()`` in place of everything that is missing in one of them."""
     first = parts[0]
     if all(isinstance(part, int) for part in parts):
         return parts

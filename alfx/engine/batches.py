@@ -127,7 +127,7 @@ class Batches:
         settings, sources, length = self._settings, [], self._settings.mini_batch_length or 1
         buffer = self._algorithm.replay_buffer
         if stage in (Stage.ONLINE, Stage.HYBRID):
-            assert buffer is not None, 'the replay buffer has been built'
+            assert buffer is not None, 'the replay buffer has not been built'
             collected = BatchSource(buffer, settings.mini_batch_size or buffer.num_environments)
             sources = [source for source in self._algorithm.batch_sources(collected) if source.batch_size]
             sources.sort(key=lambda source: source.is_offline)  # the order of the columns of a batch
@@ -141,7 +141,7 @@ class Batches:
         if stage is Stage.ONLINE:
             return sources
         stored = self._algorithm.offline_replay_buffer
-        assert stored is not None, 'this stage trains on stored datasets'
+        assert stored is not None, 'this stage needs stored datasets'
         size = settings.offline_mini_batch_size or settings.mini_batch_size or stored.num_environments
         offline = BatchSource(stored, size, as_scheduler(settings.offline_loss_weight), is_offline=True)
         return [*sources, offline] if offline.current_weight() else sources
@@ -152,9 +152,9 @@ class Batches:
         Args:
             sources: see :meth:`sources`.
             count: number of minibatches.
-            static: None, or read samples into the same memory each time, if possible, for updates that run from traced
-                graphs; True if the graph computes on that memory itself, so that there has to be one minibatch only.
-                For a single source.
+            static: None to read each sample into new tensors. A bool reads samples of a single source into the same
+                memory each time, if possible, for updates that run from traced graphs: True into one minibatch, on
+                which the graph itself computes; False into several minibatches, which are drawn together.
         """
         for drawn in zip(*(self._drawn(source, count, static) for source in sources)):
             yield self._sample(sources, drawn)
@@ -204,7 +204,7 @@ class Batches:
             experience = self._preprocessed(experience, batch_info)
             if static is not None and not static.holds(experience):
                 experience, static = nest.map_structure(copied, experience), None
-                self.reader = None  # preprocessing creates new tensors: read normally from the next iteration on
+                self.reader = None  # preprocessing creates new tensors: reuse no memory from the next iteration on
             parts.append(static.time_major if static is not None else
                          nest.map_structure(lambda x: x.transpose(0, 1), experience))
             origins.append(SampleOrigin(source, batch_info))

@@ -88,4 +88,4 @@ _ALL = ('traceable_update', 'trains_sequences_at_once')
 _ANY = ('needs_previous_step', 'needs_two_steps', 'bootstraps_sequences', 'trains_after_iteration',
         'postprocesses_unrolls', 'has_offline_hooks')
 _ACTING = ('recomputes_rollout_info', 'traceable_prediction')
-assert {*_ALL, *_ANY, *_ACTING} == set(Capabilities._fields), 'each capability has a rule'
+assert {*_ALL, *_ANY, *_ACTING} == set(Capabilities._fields), 'each capability needs a rule'

@@ -54,7 +54,7 @@ class Collector:
         self.inputs: TimeStep | None = None
         self.unroll_state: NestedTensor | None = None
         self._debt = 0.0  # fraction of a step that a later unroll has to add
-        self._has_started = False  # the source knows of this iteration
+        self._has_started = False  # whether the source has been told of this iteration
 
     def use_source(self, source: UnrollSource, update_period: int) -> None:
         """Take the steps of other processes instead of stepping the environments.
@@ -106,8 +106,8 @@ class Collector:
     def collect(self, due: Due) -> Experience | None:
         """Collect an unroll, update the metrics and store the experience for replay.
 
-        On-policy, with ``unroll_with_grad``, and if whole unrolls are trained on, one more step follows that the
-        environment does not see; values are bootstrapped from it.
+        If the algorithm is on-policy, or with ``unroll_with_grad``, or if whole unrolls are trained on, one more step
+        follows that is not given to the environment; values are bootstrapped from it.
 
         Args:
             due: number of steps of each environment.
@@ -129,7 +129,7 @@ class Collector:
         experience, env_steps, self.inputs = steps
         algorithm.observe_unroll(env_steps)
         if algorithm.capabilities.postprocesses_unrolls:
-            assert steps.inputs is not None, 'needs_unroll_inputs is set'
+            assert steps.inputs is not None, 'needs_unroll_inputs is not set'
             with context.rollout_context(), torch.no_grad():
                 rollout_info, self.unroll_state = postprocessed(algorithm, steps.inputs, experience.rollout_info,
                                                                 self.unroll_state)
@@ -190,7 +190,7 @@ class Collector:
         if buffer is None:
             return
         if self._settings.trains_on_whole_unrolls:
-            buffer.clear()  # it contains only the context of frame stacks, of the old episodes
+            buffer.clear()  # it contains only earlier frames for frame stacks, from the old episodes
         env_ids = (buffer.current_size > 0).nonzero().flatten()
         step_type = buffer.get_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1)
         buffer.drop_newest(env_ids[step_type == StepType.FIRST])

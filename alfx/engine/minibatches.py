@@ -1,4 +1,4 @@
-"""Cutting of the contents of a replay buffer into minibatches, and the training infos of a minibatch.
+"""Cut the contents of a replay buffer into minibatches, and compute the training infos of a minibatch.
 
 :class:`~alfx.engine.batches.Batches` decides in which order these functions are called.
 """
@@ -79,7 +79,7 @@ def steps_in(buffer: ReplayBuffer) -> int:
 
 
 def sequence_length(settings: TrainerConfig, steps: int) -> int:
-    """Return ``mini_batch_length``, by default the length of an unroll. There are ``steps`` steps to train on."""
+    """Return ``mini_batch_length``; by default the length of an unroll, at most ``steps``, the steps to train on."""
     if settings.mini_batch_length:
         return settings.mini_batch_length
     return steps if settings.clear_replay_buffer else min(max(int(settings.unroll_length), 1), steps)
@@ -112,7 +112,7 @@ def as_sequences(experience: Experience, length: int, overlap: bool = False) -> 
 
 
 def minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[tuple[Experience, bool]]:
-    """Yield the ``count`` sequences (dimension 1) in random order, and whether a minibatch is the last one.
+    """Yield minibatches of ``count`` sequences (dimension 1) in random order, each with a flag for the last one.
 
     A single minibatch of all sequences keeps their order.
     """

@@ -20,7 +20,7 @@ from alfx.networks.network import Network
 logger = logging.getLogger(__name__)
 
 _HALF = (torch.bfloat16, torch.float16)
-_LEAST_SCALE = 2.0**-14  # with this scale, infinite gradients have another cause
+_LEAST_SCALE = 2.0**-14  # at this scale, infinite gradients are not caused by the scaling
 
 
 class MixedPrecision:
@@ -28,7 +28,7 @@ class MixedPrecision:
 
     Args:
         module: module with the networks: every :class:`~alfx.networks.network.Network` in it, including parts of other
-            networks, so that each sees and returns what its specs promise.
+            networks, so that the inputs and outputs of each match its specs.
         device: device of the networks.
         dtype: ``torch.bfloat16`` or ``torch.float16``; ``None`` for the best type of the device, which is float32 on a
             CPU without instructions for bfloat16, where 16 bits would be several times slower.
@@ -74,7 +74,7 @@ class LossScaler:
 
     @property
     def scale(self) -> float:
-        """Present factor of the loss."""
+        """Current factor of the loss."""
         return self._scaler.get_scale()
 
     def scaled(self, loss: Tensor) -> Tensor:

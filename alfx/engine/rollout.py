@@ -79,7 +79,7 @@ def rollout(algorithm: Acts, env: Any, position: RolloutState, length: int, *, w
         env: batched environment.
         position: where to start; updated in place.
         length: environment steps, at least 1.
-        with_grad: keep the graph of ``rollout_step`` for an update through time.
+        with_grad: keep the autograd graph of ``rollout_step``, for backpropagation through time.
         bootstrap: append one more step, taken at the final time step but not given to the environment, so that values
             can be bootstrapped from it. The next unroll begins with the same time step.
         transformed: store transformed time steps in the experience instead of the environment's own.

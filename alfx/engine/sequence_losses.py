@@ -54,7 +54,7 @@ class SequenceLosses:
         """Losses of collected experience, followed by those of stored datasets; the infos are those of the former."""
         collected, masks, train_info = self.collected(batches[0])
         offline, offline_masks, _ = self.offline(batches[1])
-        assert masks is not None and offline_masks is not None, 'sequences have masks'
+        assert masks is not None and offline_masks is not None, 'the losses of sequences need masks'
         return concatenate(collected, offline), torch.cat((masks, offline_masks), 1), train_info
 
     def unroll(self, experience: Experience) -> Losses:

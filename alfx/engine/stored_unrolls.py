@@ -54,7 +54,7 @@ class StoredUnrolls(nn.Module):
 
     Attributes:
         num_iterations: iterations stored since the last phase.
-        num_steps: steps of each environment in these.
+        num_steps: steps of each environment in these iterations.
         replay_buffer: storage; ``None`` before the first unroll.
     """
 
@@ -69,7 +69,7 @@ class StoredUnrolls(nn.Module):
         """Store an unroll ``[T, B, ...]`` and count it."""
         if self.replay_buffer is None:
             self._build(unroll)
-        assert self.replay_buffer is not None, 'it has been built'
+        assert self.replay_buffer is not None, 'the replay buffer has not been built'
         self.replay_buffer.add_sequence(unroll)
         self.num_steps = min(self.num_steps + len(unroll.time_step.step_type), self.max_steps)
         self.num_iterations += 1
@@ -87,7 +87,7 @@ class StoredUnrolls(nn.Module):
 
     def _load(self) -> None:
         """Move the loaded state into the buffer."""
-        assert self.replay_buffer is not None, 'it has been built'
+        assert self.replay_buffer is not None, 'the replay buffer has not been built'
         self.replay_buffer.load_state_dict(self._loaded)
         self._loaded = {}
         self.num_steps = min(self.num_steps, int(self.replay_buffer.current_size.min()))
@@ -95,7 +95,7 @@ class StoredUnrolls(nn.Module):
     def sequences(self, length: int) -> Sequences:
         """Return everything stored as sequences of ``length`` steps; the oldest steps that do not fill one are dropped.
         """
-        assert self.replay_buffer is not None, 'something has been stored'
+        assert self.replay_buffer is not None, 'nothing has been stored yet'
         ends = self.replay_buffer.current_pos
         starts = torch.arange(self.num_steps // length).flip(0)[:, None] + 1
         positions = ends - starts * length  # [sequences of an environment, environments]

@@ -1,6 +1,6 @@
 """Gradient steps: losses to gradients, gradients over all processes, optimizer steps.
 
-An :class:`Updater` belongs to one algorithm or to one part of an algorithm. It knows nothing of experience or of
+An :class:`Updater` belongs to one algorithm or to one part of an algorithm. It knows nothing about experience or
 schedules. How gradients are computed is in :mod:`alfx.engine.plan`.
 """
 import logging
@@ -200,7 +200,7 @@ class Updater:
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Average the gradients of the parameters of ``optimizer`` over all processes.
 
-        Call this only before a step that the algorithm makes itself; all other updates include it.
+        Call this only before an optimizer step that the algorithm makes itself; all other updates include it.
         """
         average_gradients(optimizer)
 

@@ -107,7 +107,7 @@ class AlfEnvironment(abc.ABC):
 
         Args:
             action: nest ``[B, ...]`` of :meth:`action_spec`. Environments whose current step is LAST ignore it and
-                yield FIRST; so do all environments if none was reset yet.
+                yield FIRST; so do all environments if none has been reset yet.
 
         Returns:
             Time steps ``[B, ...]``.
@@ -205,7 +205,7 @@ class AlfEnvironment(abc.ABC):
         return None
 
     def set_state(self, state: Any) -> None:
-        """Continue exactly from a state of :meth:`get_state` of an equally constructed environment.
+        """Continue exactly from the result of :meth:`get_state` of an environment with the same arguments.
 
         Raises:
             UnsupportedOperationError: this kind of environment does not support it.
@@ -259,7 +259,7 @@ class SpecifiedEnvironment(AlfEnvironment):
 
 
 class EnvironmentAsAnother(AlfEnvironment):
-    """Base class of environments with the specs, tasks, metadata and images of another one, unless overridden."""
+    """Base class of environments that take specs, tasks, metadata and images from another one, unless overridden."""
 
     _env: AlfEnvironment
 

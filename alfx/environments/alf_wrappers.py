@@ -134,7 +134,7 @@ class ReturnLimit(_EpisodeLimit):
 
 @configurable
 class RandomFirstEpisodeLength(_EpisodeLimit):
-    """Truncates the first episodes of each environment at random, so that the environments do not end in lockstep.
+    """Truncates the first episodes of each environment at random, so that episodes do not end in lockstep.
 
     Args:
         env: the environment.

@@ -63,9 +63,9 @@ def with_next_step_autoreset(vector_env: VectorEnv) -> VectorEnv:
         return _PartialAsync(vector_env, mode)
     if mode is AutoresetMode.DISABLED or can_reset_some(vector_env):
         return _ResetAgain(vector_env, mode)
-    _log.warning('%s resets within the last step and cannot reset single environments: every episode will begin with '
-                 'the observation after an ignored action. Construct it with autoreset_mode=NEXT_STEP if possible.',
-                 vector_env)
+    _log.warning('%s resets within the last step and cannot reset individual environments: every episode will begin '
+                 'with the observation after an ignored action. Construct it with autoreset_mode=NEXT_STEP if '
+                 'possible.', vector_env)
     return _DropFirstStep(vector_env, mode)
 
 
@@ -118,7 +118,7 @@ class NextStepAutoreset(VectorWrapper):
 
     def _after(self, observation: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
                infos: dict[str, Any]) -> Step:
-        """Replace the reset observations of SAME_STEP by the final observations."""
+        """Replace the reset observations of SAME_STEP with the final observations."""
         self._due = done = np.logical_or(terminated, truncated)
         if self._mode is not AutoresetMode.SAME_STEP or not done.any():
             return observation, rewards, terminated, truncated, infos
@@ -135,7 +135,7 @@ class NextStepAutoreset(VectorWrapper):
 
 
 class _PartialAsync(NextStepAutoreset):
-    """Adapter of gymnasium's AsyncVectorEnv that sends commands to its workers one by one."""
+    """Adapter for gymnasium's AsyncVectorEnv that sends commands to its workers one by one."""
 
     env: AsyncVectorEnv
 
@@ -163,7 +163,7 @@ class _PartialAsync(NextStepAutoreset):
 
 
 class _ResetAgain(NextStepAutoreset):
-    """Adapter of environments that can reset single ones: those due move with the others and are then reset."""
+    """Adapter for environments that can be reset individually: those due move with the others and are then reset."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         rows = np.flatnonzero(due)
@@ -181,7 +181,7 @@ class _ResetAgain(NextStepAutoreset):
 
 
 class _DropFirstStep(NextStepAutoreset):
-    """Adapter of any other SAME_STEP environment: those due show the observation after the ignored action."""
+    """Adapter for any other SAME_STEP environment: those due show the observation after the ignored action."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         return self._with_held(_standstill(self._held[0], {}, len(due)), due) if due.all() else self.env.step(actions)

@@ -91,7 +91,7 @@ class EnvironmentGroup:
         env_fns: constructors.
         first_index: index of the first environment in the whole batch, for messages.
         name: name of the environments in messages.
-        max_restarts: how often each environment may be constructed again after it raised. An environment that raised
+        max_restarts: how many times each environment may be recreated after it raised. An environment that raised
             in a step yields its last known observation, reward 0 and a truncation, then a reset of the new environment.
         info_keys: keys of the info dicts that are kept; ``None``: all.
         expected: spaces that all environments must have; ``None``: the spaces of the first.
@@ -99,7 +99,7 @@ class EnvironmentGroup:
 
     Attributes:
         envs: the environments.
-        restarts: how often each environment was restarted.
+        restarts: how many times each environment was restarted.
         name: name of the environments in messages.
 
     Raises:
@@ -427,7 +427,7 @@ class EnvironmentGroup:
     def _fail(self, error: Exception | SystemExit) -> None:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, the limit set by max_restarts' if self._max_restarts else
-                'correct the environment, or set create_environment.max_restarts if it fails only now and then')
+                'correct the environment, or set create_environment.max_restarts if it fails only occasionally')
         if re.search(r'\.(step|reset)\(.*\n[\s^~]*ValueError: .* to unpack \(expected [25]\b', _format(error)):
             hint = _OLD_INTERFACE  # a wrapper unpacked the result
         if isinstance(error, _WrongObservation):

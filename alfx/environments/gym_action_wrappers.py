@@ -1,4 +1,4 @@
-"""Wrappers of gymnasium environments for actions and ends of episodes, exported by
+"""gymnasium wrappers that change actions or the ends of episodes, exported by
 :mod:`alfx.environments.gym_wrappers`.
 """
 from typing import Any
@@ -115,7 +115,7 @@ class NormalizedAction(ContinuousActionMapping):
 
 @configurable(module=_MODULE)
 class NonEpisodicEnv(gymnasium.Wrapper):
-    """Ignores all ends of episodes, terminations and truncations.
+    """Ignores terminations and truncations, so that episodes never end.
 
     The environment must allow further steps after it has ended an episode.
 

@@ -66,7 +66,7 @@ def make_env(environment_name: str | EnvCtor, max_episode_steps: int | None = No
 
 def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | None,
              arguments: dict[str, Any]) -> gymnasium.Env:
-    """Create an environment with a class or function of the user; see :func:`make_env`."""
+    """Create an environment with a user-defined class or function; see :func:`make_env`."""
     name = getattr(ctor, '__qualname__', str(ctor))
     make = partial(ctor, **arguments)
     if render_mode is not None and 'render_mode' not in arguments and accepts_render_mode(ctor):
@@ -86,7 +86,7 @@ def accepts_render_mode(function: Callable[..., Any]) -> bool:
 
 
 def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: str) -> gymnasium.Env:
-    """Create an environment that can be rendered or, if only that fails, one without rendering for training.
+    """Create an environment that can be rendered or, if only this fails, one that cannot, which suffices for training.
 
     Args:
         make: constructor, called with ``render_mode`` and then without arguments.
@@ -168,7 +168,7 @@ def _builtin_spec(environment_name: str) -> EnvSpec:
     if spec is None or not all(entry is None or isinstance(entry, str) and entry.startswith('gymnasium.envs.')
                                for entry in entry_points):
         gin_utils.require_trust(f'the environment {environment_name!r}')
-    assert spec is not None, 'require_trust raises otherwise'
+    assert spec is not None, 'require_trust should have raised an error'
     return spec
 
 
@@ -188,8 +188,8 @@ def _unknown(name: str) -> str:
         'gymnasium.registry lists all; to register a custom environment, import its module: '
         f"'your_module:{name}'")
     if multiprocessing.parent_process() is not None:
-        hint += (". This process knows what importing the program registers: register outside of if __name__ == "
-                 "'__main__', or set TrainerConfig.async_eval = False")
+        hint += (". This process knows only what is registered when the program is imported: register it outside of if "
+                 "__name__ == '__main__', or set TrainerConfig.async_eval = False")
     return f'no environment is registered as {name!r}; {hint}'
 
 

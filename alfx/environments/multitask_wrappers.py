@@ -26,7 +26,7 @@ class _MultiEnvironment(EnvironmentAsAnother):
         self._env = first = envs[0]
         for i, env in enumerate(self._envs):
             if env.time_step_spec() != first.time_step_spec():
-                raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has other specs than the first: '
+                raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has different specs: '
                                            f'expected {first.time_step_spec()}, found {env.time_step_spec()}')
 
     def _seed(self, seed: int | None) -> None:

@@ -21,7 +21,7 @@ class ParallelAlfEnvironment(GymVectorEnvironment):
         flatten: must be True: steps are exchanged as flat arrays in shared memory.
         num_spare_envs_for_reload: must be 0: a process that dies is replaced by a new one (``max_restarts``).
         torch_num_threads_per_env: torch threads in each process.
-        max_restarts: how often each environment may be created again after it raised or its process died.
+        max_restarts: how many times each environment may be recreated after it raised or its process died.
         envs_per_worker: number of environments in each process.
         **kwargs: further arguments of :class:`GymVectorEnvironment`.
 

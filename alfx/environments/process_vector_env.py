@@ -108,7 +108,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     Args:
         env_fns: constructors of gymnasium environments.
         envs_per_worker: number of environments in each process; the last process may have fewer.
-        max_restarts: how often each environment may be created again after it raised or its process died. The
+        max_restarts: how many times each environment may be recreated after it raised or its process died. The
             environment then yields its last known observation, reward 0 and a truncation, and next a reset of the new
             environment.
         name: name of the environments in messages; '': the id of the first.

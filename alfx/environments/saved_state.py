@@ -1,14 +1,14 @@
 """Exact state of a gymnasium environment as bytes, with which a run resumes with identical results.
 
-The state in Python (counters, arrays, generators, of the environment, of every wrapper and of environments inside of
-it) is pickled. MuJoCo and Atari save the state of their simulators themselves. An environment can save its own state
+The Python state (counters, arrays, generators) of the environment, of every wrapper and of the environments inside it
+is pickled. MuJoCo and Atari save the state of their simulators themselves. An environment can save its own state
 with two methods::
 
     def get_state(self):          # everything that later steps depend on, including self.np_random; can be pickled
     def set_state(self, state):   # continue exactly from a result of get_state()
 
-or set the attribute ``state_can_be_saved = False``. Where nothing works (Box2D), :func:`capture` returns ``None``.
-State outside of the environment's attributes (a simulator behind a handle, class attributes) is not found here:
+or set the attribute ``state_can_be_saved = False``. If nothing works (Box2D), :func:`capture` returns ``None``.
+State outside the environment's attributes (a simulator behind a handle, class attributes) is not found here:
 :mod:`alfx.environments.state_check` finds out whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
@@ -95,7 +95,7 @@ def restore(env: Any, state: bytes) -> None:
         ValueError: the state is of an environment with other wrappers, or of another version of this format.
     """
     if not state.startswith(_MARK):
-        raise ValueError('the saved state is of another version of alfx')
+        raise ValueError('the saved state was written by another version of alfx')
     layers = _layers(env)
     simulators = _simulators(layers)
     data = io.BytesIO(zlib.decompress(state[len(_MARK) + 5:]))
@@ -159,7 +159,7 @@ def _dump(env: Any) -> tuple[bool, bytes, set[str]]:
 
 
 def _layers(env: Any) -> list[Any]:
-    """Return ``env`` and the environments inside of it, outermost first."""
+    """Return ``env`` and the environments inside it, outermost first."""
     layers = [env]
     for layer in layers:  # grows
         values = vars(layer).values()

@@ -1,6 +1,6 @@
 """Checks of the results of environments: finite rewards and observations, valid flags, values that the space allows.
 
-Most are for natively batched environments. Those in alfx's own vector environments are checked one by one
+Most are for natively batched environments. alfx's own vector environments check each environment separately
 (:mod:`alfx.environments.environment_group`).
 """
 import logging
@@ -116,10 +116,10 @@ def described_outside(space: spaces.Space, value: Any) -> str:
 
 
 def check_values(observation: Any, space: spaces.Space, during: str, name: str) -> None:
-    """Check that the dtype of their space does not change a batch of observations returned by the environments.
+    """Check that conversion to the dtypes of ``space`` does not change a batch of observations.
 
     Raises:
-        EnvironmentStepError: it is not; the message has the first value that ``space`` does not allow.
+        EnvironmentStepError: it does; the message has the first value that ``space`` does not allow.
     """
     for (path, leaf), values in zip(flatten_space(space, 'observation'), flatten_sample(space, observation)):
         if not np.issubdtype(leaf.dtype, np.floating) and (wrong := described_outside(leaf, values)):

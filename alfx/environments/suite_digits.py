@@ -1,6 +1,6 @@
 """Handwritten digits as observations: small images for representation learning, which come with scikit-learn.
 
-1,797 digits of 13 writers, 8 x 8 pixels: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
+1,797 digits by 13 writers, 8 x 8 pixels: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
 Digits", UCI Machine Learning Repository 1998 (https://doi.org/10.24432/C50P49). To evaluate on digits that were not
 used for training, give the evaluation environments another split::
 

@@ -139,7 +139,7 @@ def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Seq
             image_channel_first: bool, batch_size: int, render_mode: str | None,
             env_args: Mapping[str, Any] | None) -> VectorEnv:
     if gym_env_wrappers:
-        raise EnvironmentLoadError('native=True: a natively batched environment has no single environments that '
+        raise EnvironmentLoadError('native=True: a natively batched environment has no separate environments that '
                                    'gym_env_wrappers could wrap; use only one of the two')
     if not (max_episode_steps is None or isinstance(max_episode_steps, int)):
         raise EnvironmentLoadError('native=True: max_episode_steps must be one number for all environments')

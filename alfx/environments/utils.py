@@ -73,7 +73,7 @@ def create_environment(env_name: str | Callable[..., Any] | Sequence[str] = 'Car
             gets only the constructors of the environments.
         seed: seed from which each environment gets its own random stream; ``None``: unpredictable.
         batched_wrappers: wrappers around the whole batch, innermost first.
-        max_restarts: how often each environment may be created again after it raised or its process died.
+        max_restarts: how many times each environment may be recreated after it raised or its process died.
         context: start method of the processes: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where available.
         worker_timeout: seconds after which a process that does not answer counts as dead; ``None``: never. In any case
             an environment that has not returned for a minute is logged.

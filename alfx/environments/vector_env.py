@@ -1,11 +1,11 @@
-"""gymnasium vector environments that report, restart and save single environments, and end their episodes.
+"""gymnasium vector environments that restart, reset and save individual environments, and report their errors.
 
 :class:`SupervisedVectorEnv` is the base class. :class:`SerialVectorEnv` steps its environments in this process,
 :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` in others. For the same seed both give the same
 sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv:
 
 - The error of an environment names it and contains its traceback, and it is restarted where that is allowed.
-- Single environments can be reset (``request_reset``), and their states saved and restored.
+- Individual environments can be reset (``request_reset``), and their states saved and restored.
 - The arrays that a step returns are never written to again (``owns_arrays``), so no copies are needed.
 """
 import abc
@@ -33,7 +33,7 @@ _ARRAYS = (bool, int, float, np.generic, np.ndarray)
 
 
 class SupervisedVectorEnv(VectorEnv, abc.ABC):
-    """A vector environment with next-step autoreset and access to single environments.
+    """A vector environment with next-step autoreset and access to individual environments.
 
     Args:
         env_spaces: the spaces of one environment.
@@ -212,7 +212,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
 
     Args:
         env_fns: constructors of gymnasium environments.
-        max_restarts: how often each environment may be constructed again after it raised.
+        max_restarts: how many times each environment may be recreated after it raised.
         name: name of the environments in messages; '': the id of the first.
 
     Raises:
@@ -312,7 +312,7 @@ def goal_reward_fn(env: gymnasium.Env) -> Callable[..., Any] | None:
 
 
 def collected_infos(infos: Iterable[Info], count: int) -> dict[str, Any]:
-    """Return the infos of single environments in the format of a vector environment.
+    """Return the infos of individual environments in the format of a vector environment.
 
     Args:
         infos: numbers and infos of the environments.

@@ -96,7 +96,7 @@ class AlfEnvironmentBaseWrapper(EnvironmentAsAnother):
     def set_state(self, state: Any) -> None:
         if state.get('wrapper') != type(self).__name__:
             raise ValueError(f"saved state: expected a {type(self).__name__}, found a {state.get('wrapper')}: the "
-                             'environment had other wrappers when it was saved')
+                             'environment had different wrappers when it was saved')
         self._env.set_state(state['env'])
         for name, value in state['own'].items():
             current = getattr(self, name)

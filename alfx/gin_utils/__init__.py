@@ -7,7 +7,7 @@
 - ``syntax_problems``: messages for text that is not gin;
 - ``locations``: file and line of each binding; ``conf_error``: :class:`ConfError`, which reports them;
 - ``value_checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
-- ``user_modules``: modules of the user that a conf imports;
+- ``user_modules``: user modules that a conf imports;
 - ``stored_files``: reading and writing of files of run folders and datasets;
 - ``aliases``: replacements for names that confs of the Agent Learning Framework use and alfx does not have;
 - ``python_values``: values of a Python program as gin text;

@@ -83,7 +83,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 def check_file(path: str, unsaved: Mapping[str, str], import_modules: bool = False) -> tuple[Reader, list[Problem]]:
     """Check a conf file without loading it.
 
-    Unless ``import_modules`` is set, no code of the user is executed: modules outside alfx are not imported, and names
+    Unless ``import_modules`` is set, no user code is executed: modules outside alfx are not imported, and names
     that such a module may register are not reported.
 
     Args:
@@ -207,7 +207,7 @@ def _two_algorithms(reader: Reader) -> list[Problem]:
 
 
 def _with_odd_characters(problem: Problem, reader: Reader) -> Problem:
-    """Add the hint about a character of the same line, or of an earlier line for an error in the syntax."""
+    """Add the hint about a character of the same line, or of an earlier line for a syntax error."""
     odd = reader.odd_characters.get(problem.location)
     file = problem.location.rpartition(':')[0]
     if odd is None and (problem.message.startswith('syntax error') or not problem.hint.isascii()):
@@ -309,7 +309,7 @@ def _hint_for(module: str) -> str:
 
 
 def _hint_for_module_imports(module: str, error: ImportError) -> str:
-    """Return a hint for a module of the user that imports something alfx does not have; '' for other errors."""
+    """Return a hint for a user module that imports something alfx does not have; '' for other errors."""
     package = (error.name or '').split('.')[0]
     if module.split('.')[0] in ('alf', 'alfx') or package not in ('alf', 'alfx'):
         return ''

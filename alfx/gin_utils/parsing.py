@@ -415,7 +415,7 @@ def iterate_nested(value: Any) -> Iterator[Any]:
 
 
 def substitute(value: Any, macros: dict[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """Replace macros in ``value`` by their values, if known; the macros in ``within`` are left, which ends cycles."""
+    """Replace macros in ``value`` with their values, if known; the macros in ``within`` are left, which ends cycles."""
     if isinstance(value, Macro):
         if value.name not in macros or value.name in within:  # ends a cycle
             return value

@@ -1,6 +1,6 @@
 """Python confs of the Agent Learning Framework (ALF), executed to find out what they bind.
 
-Inside of such a conf, ``alf`` is a stand-in: its names are those of alfx, ``alf.config`` records bindings, and a class
+Inside such a conf, ``alf`` is a stand-in: its names are those of alfx, ``alf.config`` records bindings, and a class
 or factory that the conf calls is recorded as :class:`Made` instead of being called. Read next:
 :mod:`alfx.gin_utils.python_to_gin`, which writes the record as a gin file.
 """
@@ -179,7 +179,7 @@ class Record:
         variables: id of a value -> name of the variable of the conf.
         files: paths of the conf and the confs that it imports.
         classes: name of a conf and name of a class that it defines -> its line.
-        modules: modules of the user that the conf imports.
+        modules: user modules that the conf imports.
         params: values for names that no ``alf.define_config`` has defined yet.
         problems: what cannot be expressed, with file and line.
         notes: further remarks, with file and line.

@@ -166,7 +166,7 @@ def _factory_of(cls: type) -> Callable:
 
 
 def raw_functions(value: Any) -> Any:
-    """Replace every registered step function in ``value`` by the plain function (with its bindings).
+    """Replace every registered step function in ``value`` with the plain function (with its bindings).
 
     Searches lists, tuples (also named tuples), dicts and ``functools.partial``. A value without such functions is
     returned as the same object.

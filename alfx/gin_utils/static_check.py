@@ -265,7 +265,7 @@ def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str
         return 'a function', f'{value!r} is a class: write {value!r}() for an instance, which can be called'
     wanted = family(default) if inspect.isclass(default) else None
     if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
-        if not issubclass(made, wanted):  # classes of the user need only the same methods
+        if not issubclass(made, wanted):  # user-defined classes need only the same methods
             return f'a constructor like @{default.__name__}', hint
     return None
 

@@ -92,7 +92,7 @@ def syntax_problem(message: str, line_text: str, location: str, offset: int | No
     elif ';' in code:
         message, hint = 'a line has two statements', 'write each statement on a line of its own'
     elif message.startswith("Expected ':'") and '{' in code:
-        message, hint = 'a set is not a value of a conf', 'write a tuple: (1, 2)'
+        message, hint = 'a conf cannot contain a set', 'write a tuple: (1, 2)'
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'
         hint = 'values are Python literals, @references and %macros'

@@ -1,4 +1,4 @@
-"""Modules of the user that a conf imports: found next to the conf, and copied into the run folder.
+"""User modules that a conf imports: found next to the conf, and copied into the run folder.
 
 A module lies next to the conf or in the working directory. The ``conf`` folder of the run gets copies of its file (for
 a package all its files), the files of modules that it imports from the same folder, and the files and folders next to

@@ -95,7 +95,7 @@ def definition(path: str, texts: Mapping[str, str], line: int, column: int) -> O
 
 
 def _macros(path: str, texts: Mapping[str, str]) -> dict[str, Statement]:
-    """Return the definitions in effect of the macros of a conf, up to its first error of syntax."""
+    """Return the definitions in effect of the macros of a conf, up to its first syntax error."""
     reader = Reader(texts)
     reader.read_file(path)
     return {statement.text: statement for statement in reader.statements if statement.kind == 'macro'}

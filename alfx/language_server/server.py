@@ -17,7 +17,7 @@ def serve(import_modules: bool) -> None:
     """Answer an editor on the standard streams until it ends the connection.
 
     Args:
-        import_modules: import the modules that confs import, which executes code of the user.
+        import_modules: import the modules that confs import, which executes user code.
     """
     output = os.fdopen(os.dup(1), 'wb')
     os.dup2(2, 1)  # what imported packages print must not get between the messages

@@ -403,7 +403,7 @@ def averaged_infos(env_info: Any) -> Any:
 
 
 def episode_metrics(example: TimeStep, buffer_size: int, further: Sequence[Callable[..., Any]] = ()) -> list[Any]:
-    """Create the metrics of return and length, further ones, and that of ``env_info`` unless it is empty."""
+    """Create the metrics of return and length, those in ``further``, and, unless it is empty, that of ``env_info``."""
     ctors: list[Callable[..., Any]] = [AverageReturnMetric, AverageEpisodeLengthMetric, *further]
     if nest.flatten(averaged_infos(example.env_info)):
         ctors.append(AverageEnvInfoMetric)

@@ -83,4 +83,4 @@ def _episodes(leaves: dict[str, np.ndarray], size: int, position: int) -> Episod
                        leaves['time_step|discount'][order], below('time_step|observation'), action)
 
 
-assert (int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)) == (0, 1, 2), 'the numbers in these files'
+assert (int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)) == (0, 1, 2), 'expected the numbers in these files'

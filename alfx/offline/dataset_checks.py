@@ -70,7 +70,7 @@ def _check_bounds(where: str, bounds: Any, action: np.ndarray | None) -> None:
         low = high = np.full((), np.nan)
     fits = action is not None and low.shape == high.shape == action.shape[1:]
     if not fits or not (np.isfinite(high - low) & (low <= high)).all():
-        shape = 'an action that exists' if action is None else f'[low, high], finite and of shape {action.shape[1:]}'
+        shape = 'a recorded action' if action is None else f'[low, high], finite and of shape {action.shape[1:]}'
         raise DatasetError(f'{where}: expected {shape}, with low <= high, found {bounds}',
                            'correct them in the metadata of the dataset, or record it again')
 

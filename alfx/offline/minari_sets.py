@@ -46,7 +46,7 @@ def read(name: str) -> Dataset:
     leaves = nest.flatten_with_path(as_nest(source.observation_space))
     texts = [path for path, space in leaves if isinstance(space, spaces.Text)]
     if texts:
-        _log.warning('%s: parts of text are left out: %s', name, nest.listed(texts))
+        _log.warning('%s: text parts are left out: %s', name, nest.listed(texts))
     try:
         parts = [_episode(name, number, episode, texts) for number, episode in enumerate(source.iterate_episodes())]
     except KeyError as error:
@@ -87,7 +87,7 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
     count = len(episode.rewards)
     discount = np.ones(count, np.float32)
     observation, action = ({path: np.asarray(x) for path, x in nest.flatten_with_path(
-        part, lambda x: not isinstance(x, (dict, tuple)))  # lists are arrays, or texts
+        part, lambda x: not isinstance(x, (dict, tuple)))  # lists are arrays or strings
         if part is episode.actions or path not in left_out} for part in (episode.observations, episode.actions))
     rows = {f'observation {path}': len(x) - 1 for path, x in observation.items()}
     rows.update({f'action {path}': len(x) for path, x in action.items()})

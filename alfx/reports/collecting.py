@@ -173,8 +173,8 @@ def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_retu
 def _methods(folders: Sequence[str]) -> dict[str, str]:
     """Return the name of the method of each run.
 
-    The same file of the user with other contents makes another method. A file that only some runs have does not,
-    because it may belong to their task.
+    Runs whose user files of the same name differ belong to different methods. A file that only some runs have does
+    not matter, because it may belong to their task.
     """
     groups = list(curves.group_runs(list(folders)).values())
     codes = [curves.user_code(group[0]) for group in groups]

@@ -47,7 +47,7 @@ def score_column(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def summarize(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of the seeds of a conf in the comparison table.
+    """Return the row of a conf, over its seeds, in the comparison table.
 
     Args:
         title: first cell.
@@ -152,13 +152,13 @@ def labelled_groups(folders: Sequence[str], group_by: str = 'conf', names: Seque
 
 
 def _unique_labels(root_dirs: Sequence[str]) -> list[str]:
-    """Return labels of groups with these first runs; the run folder where they would be the same."""
+    """Return a label for each group, given its first run; the run folder if several labels would be equal."""
     found = labels(root_dirs, [curves.conf_name(root_dir) for root_dir in root_dirs])
     return [label if found.count(label) == 1 else root_dir for label, root_dir in zip(found, root_dirs)]
 
 
 def groups_in(folder: str) -> dict[str, list[str]]:
-    """Return the runs of each conf in a folder that have logged anything, by a title.
+    """Return the runs in a folder that have logged anything, grouped by conf, by the title of each group.
 
     The title is the folder, or the folder inside it that contains the runs of the conf, or its label if several confs
     have runs in the same folder. Empty if the folder neither is nor contains a run.

@@ -72,13 +72,13 @@ class TrainingRun:
         last row when the run ends.
 
         Raises:
-            ValueError: ``value`` is not a number, or ``name`` is a column that alfx writes or, as those with 'train/',
-                'loss' and 'alpha', for scalars of the algorithm.
+            ValueError: ``value`` is not a number; or ``name`` is a column that alfx writes, or reserved for scalars of
+                the algorithm, like names with 'train/', 'loss' and 'alpha'.
         """
         if name in run_files.PROGRESS_COLUMNS:
             raise ValueError(f'{name!r} is a column that alfx writes to progress.csv; choose another name')
         if run_files.LEARNING_COLUMN.search(name):
-            raise ValueError(f"{name!r}: names with 'train/', 'loss' and 'alpha' are for scalars of the algorithm; "
+            raise ValueError(f"{name!r}: names with 'train/', 'loss' or 'alpha' are reserved for the algorithm; "
                              f"choose another name, such as 'callback/{name.rsplit('/', 1)[-1]}'")
         try:
             self.logged[name] = float(value)
@@ -223,7 +223,7 @@ class KeepBestCheckpoint(_Improvement):
     def on_evaluation_end(self, run: TrainingRun) -> None:
         if self.improves(run):
             run.keep_as_best()
-            assert self._best is not None, 'improves() has set it'
+            assert self._best is not None, 'improves() should have set it'
             name = f'best/{self.metric}'
             if run_files.LEARNING_COLUMN.search(name):  # reserved for scalars of the algorithm
                 name = f"best_{self.metric.replace('/', '_')}"

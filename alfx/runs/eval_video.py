@@ -17,7 +17,7 @@ _LONGER_SIDE = 300  # in pixels; larger frames are downsampled
 class EvalVideo:
     """Recorder of the first episode of the first environment. Call it at each step.
 
-    If the environment cannot be rendered, a warning is logged and the video ends: it never ends the run.
+    If the environment cannot be rendered, a warning is logged and the video ends; the run continues.
 
     Args:
         env: evaluation environments.

@@ -50,7 +50,7 @@ class EvalJob(NamedTuple):
 
 _log = logging.getLogger(__name__)
 _EVALUATION = 8  # stream of the seeds of evaluations
-_LONG_EPISODE = 10_000  # steps without the end of an episode after which evaluation logs it
+_LONG_EPISODE = 10_000  # steps without the end of an episode after which a warning is logged
 _FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'average_return', 'std_return', 'ci95_return',
                   'average_length')
 

@@ -44,7 +44,7 @@ class Signature(NamedTuple):
 
     Attributes:
         observations: inputs after ``is_first`` and ``reward``.
-        state: inputs after the observations, and outputs after the actions; initially zeros can be used.
+        state: inputs after the observations, and outputs after the actions; zeros can be used initially.
         actions: first outputs, within the bounds of the environment.
     """
     observations: list[dict[str, Any]]

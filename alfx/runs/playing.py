@@ -184,7 +184,7 @@ class _EpisodeReporter:
 def beside(frame: np.ndarray, info: Any) -> np.ndarray:
     """Append the images found in ``info`` to the right of ``frame``, uint8 ``[H, W, 3]``."""
     images = Image.pack_image_nest((Image(frame), info))
-    assert images is not None, 'the frame itself is an image'
+    assert images is not None, 'there is at least the image of the frame'
     return images.data
 
 

@@ -92,7 +92,7 @@ def created_folder(root_dir: str) -> Iterator[None]:
 
 
 def run_folders(argument: str) -> list[str]:
-    """Return the run folder ``argument``, or the run folders inside of it.
+    """Return the run folder ``argument``, or the run folders inside it.
 
     Raises:
         ConfError: no run folder is found.
@@ -188,7 +188,7 @@ class ProgressLog:
             csv.writer(file).writerow([_text(row.get(name, '')) for name in self._columns])
 
     def last_row(self) -> dict[str, Any]:
-        """Return the last row as texts; empty if there is none."""
+        """Return the last row as strings; empty if there is none."""
         return dict((read_table(self._path) or [{}])[-1])
 
     def cut(self, column: str, last: float) -> None:

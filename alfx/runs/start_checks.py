@@ -70,10 +70,10 @@ def describe_run(algorithm: Any, has_environment: bool) -> str:
 
 
 def log_settings_of_replay(algorithm: Any) -> None:
-    """Log the settings of replay that the conf sets, for an algorithm that trains on each unroll once."""
+    """Log the replay settings of the conf that an algorithm does not use, because it trains on each unroll once."""
     name = type(getattr(algorithm, 'policy', algorithm)).__name__
     bound = {binding.name for binding in locations.bindings() if binding.selector.endswith('.TrainerConfig')}
-    log_unused('TrainerConfig', sorted(bound & _OF_REPLAY), f'{name} learns on-policy, once from each unroll')
+    log_unused('TrainerConfig', sorted(bound & _OF_REPLAY), f'{name} is on-policy and trains on each unroll once')
 
 
 def warn_of_linear_networks() -> None:

@@ -1,7 +1,7 @@
 """Trained agents that are part of alfx: ``alfx play zoo:ppo_lunar_lander``.
 
 An agent is a run folder that contains the conf, a checkpoint without critics, optimizers and replay buffers, and
-``card.json``, which states how the agent was trained and how well it does. `tools/zoo.py` creates them.
+``card.json``, which states how the agent was trained and how well it does. ``tools/zoo.py`` creates them.
 """
 import glob
 import os

@@ -65,7 +65,7 @@ def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequenc
         name: name of the summary.
         data: tensor or array of any shape.
         step: step; ``None`` is the step of the run.
-        bins: number of equal bins (``None`` is 30) or their edges.
+        bins: number of bins of equal width (``None`` is 30) or their edges.
         walltime: seconds since the epoch; ``None`` is now.
         max_bins: upper limit of the number of bins.
     """
@@ -82,7 +82,7 @@ def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequenc
     if max_bins is not None:
         bins = min(bins, max_bins) if isinstance(bins, int) else bins[:max_bins + 1]
     spacing = np.spacing(np.abs(data).max())
-    if isinstance(bins, int) and np.ptp(data) < 2 * bins * spacing:  # there are no equal bins between the data
+    if isinstance(bins, int) and np.ptp(data) < 2 * bins * spacing:  # too close together for equal bins
         bins = np.linspace(data.min() - max(0.5, spacing), data.max() + max(0.5, spacing), bins + 1)
     counts, edges = np.histogram(data, bins=bins)
     stats = (float(data.min()), float(data.max()), float(data.size), float(data.sum()), float(data @ data))
@@ -207,9 +207,9 @@ _summarize_output = threading.local()
 
 
 def should_summarize_output(flag: bool | None = None) -> bool:
-    """Return whether networks summarize their outputs, after setting it to ``flag`` if that is given.
+    """Return whether the outputs of networks are summarized, after setting this to ``flag`` if it is given.
 
-    ``TrainerConfig.summarize_output`` sets it as well; without it the networks of a run do not check it.
+    ``TrainerConfig.summarize_output`` sets it at the start of a run, and adds the hooks of the networks that check it.
     """
     if flag is not None:
         _summarize_output.flag = flag

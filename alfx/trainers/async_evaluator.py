@@ -119,7 +119,7 @@ class Evaluator(RunEvaluator):
         return False
 
     def _collect(self) -> None:
-        assert self._process is not None, 'the process has been started'
+        assert self._process is not None, 'the process has not been started'
         for kind, content in self._process.listen():
             if kind == 'result':
                 self._messages.append(content)

@@ -85,7 +85,7 @@ class CallbackRunner:
         self.run.logged = dict(stored.get('logged', {}))
         if stored.get('stopped_by') in self._callbacks:
             self.stopped_by = stored['stopped_by']
-            self.run.stop_reason = 'as before; leave the callback out to continue the run'
+            self.run.stop_reason = 'it has stopped the run before; remove the callback to continue'
         self.call('on_training_start')
 
     def end_iteration(self, iteration: int, seconds: float, progress: float) -> None:

@@ -619,7 +619,7 @@ class RLTrainer(Trainer):
 
     The run ends after ``num_iterations`` or ``num_env_steps``, whichever is set. If both are set, an algorithm with a
     replay buffer continues to train without environment steps until ``num_iterations``; any other algorithm stops at
-    the limit that is reached first.
+    the limit that is reached first. ``num_episodes`` and ``stop_at_return`` can end the run earlier.
 
     Args:
         config: configuration of the run.
@@ -653,7 +653,7 @@ class RLTrainer(Trainer):
             reason = lost_program()
             if not reason:
                 return Evaluator(self._config, conf_file)
-            self._display.message('evaluations run in this process, because another one would not know what this '
+            self._display.message('evaluations run in this process, because another one cannot import what this '
                                   f'program defines: {reason}')
         return SyncEvaluator(None, self._config)
 
@@ -696,7 +696,7 @@ class RLTrainer(Trainer):
     def _has_reached_return(self) -> bool:
         """Return whether the latest evaluation reaches ``stop_at_return``, and print a message once."""
         wanted = self._config.stop_at_return
-        assert wanted is not None, 'stop_at_return is set'
+        assert wanted is not None, 'stop_at_return is not set'
         path = run_files.eval_table(self._config.root_dir)
         changed = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
         if changed != self._results_changed:

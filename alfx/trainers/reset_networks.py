@@ -1,4 +1,4 @@
-"""Callback that resets networks during training, against the loss of plasticity and the primacy bias."""
+"""Callback that resets networks during training, to counter the loss of plasticity and the primacy bias."""
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any

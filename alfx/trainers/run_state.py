@@ -161,7 +161,7 @@ class RunState:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turn errors of state that does not fit this run into a CheckpointError."""
+    """Turn errors about state that does not fit this run into a CheckpointError."""
     try:
         yield
     except (ConfError, EnvironmentStepError):

@@ -166,8 +166,8 @@ class RunSummary:
         if self._has_table:
             seconds = float(self._table.last_row().get('seconds') or 0)
             if iteration < 0 and seconds > _LONGEST_WITHOUT_CHECKPOINT:
-                raise gin_utils.ConfError(f'the run folder has results of {seconds:.0f} seconds, but no checkpoint; to '
-                                          'start again would remove them', 'use another root_dir, or move the folder')
+                raise gin_utils.ConfError(f'the run folder has results of {seconds:.0f} seconds, but no checkpoint: '
+                                          'a new start would remove them', 'use another root_dir, or move the folder')
             self._table.cut('iteration', iteration)
 
     def count(self, name: str) -> int:

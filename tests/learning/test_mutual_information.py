@@ -65,7 +65,7 @@ def test_the_mutual_information_of_normals_is_right_within_10_percent(estimator_
 
 @pytest.mark.slow
 @pytest.mark.parametrize('sampler', ['double_buffer', 'shuffle', 'shift'])
-def test_every_sampler_finds_it(sampler):
+def test_every_sampler_estimates_the_exact_information(sampler):
     estimate = Estimate('KLD', sampler=sampler)
     assert estimate.train(700) == pytest.approx(estimate.exact, rel=0.12)
 

@@ -38,7 +38,7 @@ class VectorCatch:
         return torch.from_numpy(grid)
 
     def step(self, action: Tensor) -> tuple[Tensor, bool, Tensor]:
-        """Return the rewards, whether all games are over, and the observations; those of over games are final."""
+        """Return the rewards, whether all games are over, and the observations; those of finished games are final."""
         self.row += 1
         self.paddle = np.clip(self.paddle + action.numpy() - 1, 0, 4)
         is_over, final = self.row == EPISODE, self.observe()

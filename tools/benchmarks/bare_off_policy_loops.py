@@ -161,7 +161,7 @@ def td3_learner(size: int, action_size: int, scale: float, batch_size: int, laye
                 actor_loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[nn.Module, Callable[[Replay], None]]:
     """Return the actor, with actions in [-1, 1], and the update of TD3, which trains the actor at every second call.
 
-    ``actor_loss`` is of its values and actions and the stored actions in units of ``scale``.
+    ``actor_loss`` takes the values of its actions, its actions, and the stored actions in units of ``scale``.
     """
     actor, critics = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), _Critics(size + action_size, layers)
     target_actor, target_critics = copy.deepcopy(actor), copy.deepcopy(critics)

@@ -15,7 +15,7 @@ scripts of another source tree, in the same rounds and with the same installed p
 measured by its own scripts because they time methods of the training loop, whose names may differ.
 
 Each measurement runs in a separate process, so that its peak memory can be measured, and is pinned to one core, since
-XLA starts threads whatever its flags are. A round runs every peer once, and each round starts with another peer, so
+XLA starts threads whatever its flags are. A round runs every peer once, and each round starts with a different peer, so
 that changes in the speed of the machine affect all peers equally. Ratios are computed within a round; the result is
 their median.
 """

@@ -1,4 +1,4 @@
-"""Functions of networks on the fastest available backend, for acting: a policy is called on a few rows at a time.
+"""Fast execution of functions of networks, such as policies, which are called on a few rows at a time.
 
 At that size the layers take less time than the calls of modules and distributions around them. Results are
 bit-identical, or equal up to rounding if the function is compiled.
@@ -23,9 +23,9 @@ class TracedFunction(GraphTask):
     """Function that runs from traced graphs, one for each structure and layout of its input.
 
     The function may contain any code: the function itself is called where a graph cannot be traced or would give
-    another result. Tensors that it reads may change between calls. A graph is traced again when a number changes that
-    an object from outside alfx keeps in Python. A function that changes such a number itself is never traced; see
-    :mod:`alfx.engine.plan.python_state`.
+    another result. Tensors that it reads may change between calls. If an object from outside alfx keeps a number in
+    Python, the graph is traced again when that number changes. A function that changes such a number itself is never
+    traced; see :mod:`alfx.engine.plan.python_state`.
 
     Args:
         function: from a nest of tensors to a nest of tensors; may draw random numbers. A function that belongs to an

@@ -5,12 +5,12 @@ Each backend wraps a slower, more general one, falls back to it, and is verified
 to their fallback. They have this in common:
 
 - A graph is created for each graph key and each layout of the inputs, after the warm-up calls.
-- The fallback computes as well at calls 1, 2, 4, 8, ..., at every 1024th call, and at every update that runs eagerly
+- The fallback also runs at calls 1, 2, 4, 8, ..., at every 1024th call, and at every update that runs eagerly
   anyway because it writes summaries. Both start from the same random numbers and buffers, and the results are
   compared. This detects values that change without the graph seeing them; a value that changes at every call is
   detected at once.
-- A graph that gives other results, or that cannot be created, is not used any more. The log contains the reason. A
-  small difference of gradients has to occur in three calls in a row: where the input of a ReLU is 0 up to rounding, or
+- A graph that gives different results, or that cannot be created, is no longer used, and the reason is logged. A
+  small difference of gradients must occur in three calls in a row: where the input of a ReLU is 0 up to rounding, or
   the inputs of a minimum are equal, the gradient of a single element may differ.
 """
 import logging
@@ -73,7 +73,7 @@ class GraphRequest(NamedTuple):
 
 
 class GraphTask:
-    """Computation that backends execute: an update, or a policy. Backends know nothing else of it.
+    """Computation that backends execute: an update, or a policy. Backends know nothing else about it.
 
     Attributes:
         tracer: traces the functions that it calls.
@@ -86,8 +86,8 @@ class GraphTask:
 
         Args:
             inputs: inputs of the call.
-            in_place: use the tensors where they are, if later inputs will be in the same memory. Otherwise tensors may
-                be anywhere, but have to be contiguous.
+            in_place: use the tensors themselves, because later inputs will be in the same memory. Otherwise tensors may
+                be anywhere, but must be contiguous.
         """
         raise NotImplementedError
 
@@ -214,7 +214,7 @@ class Backend:
         return cached
 
     def _verified(self, inputs: Any, request: GraphRequest, cached: CachedGraph, prefers_own: bool) -> Any:
-        """Return the output of the fallback, or with ``prefers_own`` of this backend if both agree."""
+        """Return the output of the fallback, or with ``prefers_own`` that of this backend if both agree."""
         task, graph = self.task, cached.graph
         names, written = [name for name, _ in graph.written], [x for _, x in graph.written]
         devices = {x.device for x in (*graph.fixed, *request.leaves)}

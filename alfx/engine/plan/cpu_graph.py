@@ -64,7 +64,7 @@ def _num_terms(product: Any) -> float:
 
 
 def _write_as_sum(graph: fx.Graph, product: Any) -> None:
-    """Replace a product by a sum over columns of the left matrix times rows of the right one."""
+    """Replace a product with a sum over columns of the left matrix times rows of the right one."""
     left, right = product.args
     if 'val' in right.meta and (right.meta['val'].stride()[-1] != 1 or _is_computed(right)):
         right = _contiguous(graph, product, right)
@@ -90,7 +90,7 @@ def _has_few_vectors(product: Any) -> bool:
 
 
 def _write_as_reductions(graph: fx.Graph, product: Any) -> None:
-    """Replace a product by one sum per column of the result, over the matrix times a vector; or one sum per row."""
+    """Replace a product with one sum per column of the result, over the matrix times a vector; or one sum per row."""
     left, right = product.args
     rows, columns = product.meta['val'].shape[-2:]
     with graph.inserting_before(product):
@@ -132,7 +132,7 @@ def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
 
 
 def _replace(graph: fx.Graph, node: Any, new: Any) -> None:
-    """Replace ``node`` by ``new``, which has the same value."""
+    """Replace ``node`` with ``new``, which has the same value."""
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)

@@ -89,8 +89,8 @@ class Eager:
 
     Attributes:
         supports_static_batches: whether it pays to read batches into the same memory each time.
-        accepts_static_batches: whether graphs work on that memory itself, one graph for each place. Otherwise there is
-            one graph for each layout, and batches are copied.
+        accepts_static_batches: whether graphs work on that memory itself, one graph for each address. Otherwise there
+            is one graph for each layout, and batches are copied.
     """
 
     supports_static_batches = accepts_static_batches = False

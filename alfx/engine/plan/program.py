@@ -3,7 +3,7 @@
 Half of the operations of an update only create views, and most others are so small that allocating and releasing memory
 for the result takes longer than the computation. All of this is the same at every update, so a program does it once:
 views and constants are created together with it, and results whose lifetimes do not overlap share memory. One call
-per remaining operation is left. Operations that torch cannot let write into given memory (convolutions) return new
+per remaining operation is left. Operations that cannot write into given memory (convolutions) return new
 tensors; calls that depend on these look up their arguments each time. The kernels and the layouts are those of
 the traced graph, so results are bit-identical.
 
@@ -100,7 +100,7 @@ class _Layout:
     - A result that torch cannot write into given memory is a new tensor at each call ('dynamic'). The call stores it in
       a :class:`_Dynamic`, and everything that depends on it is looked up at the call.
 
-    An operation in place returns the value of its input: later readers come after the change, as in the graph. Such a
+    An in-place operation returns the value of its input: later readers come after the change, as in the graph. Such a
     value is not a constant, and its memory is free only after the last reader of all tensors that share it. Uses are
     therefore counted by storage.
 

@@ -1,4 +1,4 @@
-"""Everything that plans use of torch without a guarantee of stability.
+"""All parts of torch that plans use without a guarantee of stability.
 
 No other module of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
@@ -26,7 +26,7 @@ def has_bfloat16_instructions() -> bool:
 
 
 def storage_key(x: Tensor) -> int:
-    """Return a number that tensors have in common if they share memory."""
+    """Return a number that is the same for tensors that share memory."""
     return x.untyped_storage()._cdata
 
 
@@ -91,8 +91,8 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def shares_memory(node: fx.Node) -> bool:
-    """Return whether the result of a node may share memory with its inputs: a view, an element of a list, an operation
-    in place.
+    """Return whether the result of a node may share memory with its inputs: a view, an element of a list, an
+    in-place operation.
     """
     schema: Any = getattr(node.target, '_schema', None)
     return schema is None or any(x.alias_info is not None for x in schema.returns)
@@ -104,7 +104,7 @@ def draws_numbers(op: Any) -> bool:
 
 
 def method_in_place(op: Any) -> Callable[..., Any]:
-    """Return the method of tensors that takes the same arguments as an operation in place."""
+    """Return the tensor method that takes the same arguments as an in-place operation."""
     name = op._overloadpacket.__name__
     return getattr(torch.Tensor, name, op) if name.endswith('_') and not name.startswith('_') else op
 

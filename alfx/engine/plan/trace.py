@@ -1,6 +1,6 @@
 """Tracing of the operations of a function as a graph, while the function is called once.
 
-``make_fx`` of torch does this as well, but its first call imports torch's compiler, which takes longer than everything
+torch's ``make_fx`` does this as well, but its first call imports the compiler, which takes longer than everything
 else at the start of a run. Plans need little of it: shapes are constant, and only the operations on tensors matter.
 """
 import operator
@@ -70,7 +70,7 @@ class _Tracer(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        if func == _LIFT:  # a copy, so that operations in place do not change the attribute
+        if func == _LIFT:  # a copy, so that in-place operations do not change the attribute
             func = _LIFT_COPY
         known = [self._nodes.get(x) for x in tensors]
         from_literals = bool(known) and all(node is None or node in self._literals for node in known)

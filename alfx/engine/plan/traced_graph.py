@@ -1,8 +1,8 @@
-"""Traced graphs: the operations of a function of networks, as a function of everything that may change.
+"""Traced graphs: the tensor operations of a policy, or of the losses and gradients of an update.
 
-The function is the losses and gradients of an update, or a policy. A traced graph can be replayed
+Everything that may change between calls is an input of the graph. A traced graph can be replayed
 (:mod:`alfx.engine.plan.program`) or compiled (:mod:`alfx.engine.plan.compile`). It is correct as long as the function
-does the same operations at each call, which :mod:`alfx.engine.plan.backends` verifies.
+performs the same operations at each call, which :mod:`alfx.engine.plan.backends` verifies.
 """
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class NotTraceableError(RuntimeError):
-    """A function cannot be traced, or would not do the same at the next call."""
+    """A function cannot be traced, or would perform other operations at the next call."""
 
 
 class _Root(nn.Module):

@@ -1,4 +1,4 @@
-"""Updates on the fastest available backend: losses and gradients of an objective."""
+"""Fast computation of the losses and gradients of an objective, on the fastest available backend."""
 import copy
 import math
 from collections.abc import Hashable, Sequence

@@ -55,9 +55,9 @@ class State:
 def difference(expected: Parts, found: Parts, tolerance: float, least_of_gradients: float = 0.0) -> str | None:
     """Return which part of two results differs and by how much; ``None`` if none does.
 
-    With ``tolerance`` 0 the results have to be bit-identical. Otherwise the distance between two parts may be
-    ``tolerance`` times the norm of the expected part, for gradients at least ``least_of_gradients`` times. A gradient
-    that nearly cancels out may also differ by a tiny fraction of the norm of all gradients.
+    With ``tolerance`` 0 the results have to be bit-identical. Otherwise the distance between two parts may be up to
+    ``tolerance`` times the norm of the expected part; for gradients this factor is at least ``least_of_gradients``.
+    A gradient that nearly cancels out may also differ by a tiny fraction of the norm of all gradients.
     """
     lengths = [_length(x) if tolerance else 0.0 for _, x in expected]
     total = sum(length**2 for (name, _), length in zip(expected, lengths) if name.startswith('the gradient'))**0.5
@@ -120,7 +120,7 @@ def _replaced_ranks(**instead: Callable[[Tensor], Any]) -> AbstractContextManage
 
 
 def no_collectives() -> AbstractContextManager[None]:
-    """Context manager in which no other process is contacted: their tensors are taken to equal those of this one."""
+    """Context manager without communication: the tensors of other processes are assumed to equal those of this one."""
     def refuse(tensor: Tensor) -> Tensor:
         raise RuntimeError('it gathers tensors from other processes, which a graph cannot do')
 

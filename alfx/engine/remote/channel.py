@@ -17,7 +17,7 @@ from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.engine.rollout import Steps, metric_fields
 from alfx.tensor_specs import TensorSpec
 
-_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # fields of the learner's orders: stop, summary step, their number
+_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # indices of the orders: stop, summary step, number of summary orders
 
 
 class Timing(NamedTuple):
@@ -105,7 +105,7 @@ class UnrollChannel:
             tensors: result of ``policy_tensors``.
             global_counter: the learner's counter.
             progresses: progress values that schedules depend on.
-            look_around: called now and then while waiting; may raise.
+            look_around: called periodically while waiting; may raise an error to end the wait.
         """
         numbers = torch.tensor([float(global_counter), *(progresses[name] for name in self._progress_names)],
                                dtype=torch.float64)

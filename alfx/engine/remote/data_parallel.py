@@ -77,7 +77,7 @@ class Ranks:
     # Shares ----------------------------------------------------------------------------------------------------
 
     def share(self, owner: str, field: str, count: int) -> int:
-        """Return the share of each rank of ``count``, a setting of the conf.
+        """Return each rank's share of ``count``, a setting of the conf.
 
         Raises:
             ConfError: it cannot be divided evenly.
@@ -95,7 +95,7 @@ class Ranks:
         return self._mean(tensor.detach())
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over all ranks.
+        """Replace ``tensor`` with its sum over all ranks.
 
         Raises:
             LostProcessError: a rank has ended.
@@ -231,7 +231,7 @@ class Ranks:
             _give_up_device()
         causes = [r for r, report in lost.items() if report is None or report.kind == _FAILED]
         if not causes:
-            return LostProcessError('another rank', 'does not answer any more', str(error or ''))
+            return LostProcessError('another rank', 'no longer answers', str(error or ''))
         rank = causes[0]
         report, name = lost[rank], f'rank {rank} (pid {self._peers[rank].pid} on {self._peers[rank].host})'
         if report is not None:
@@ -256,7 +256,7 @@ class Ranks:
 
 
 def share(owner: str, field: str, count: int, size: int) -> int:
-    """Return the share of each of ``size`` ranks of ``count``, a setting of the conf.
+    """Return the share of ``count``, a setting of the conf, that each of ``size`` ranks gets.
 
     Raises:
         ConfError: it cannot be divided evenly.
@@ -276,8 +276,8 @@ def ending_key(rank: int) -> str:
 class GradientAverager:
     """Averages the gradients of parameters over all ranks, with one collective per device and dtype.
 
-    A parameter that a rank did not use counts there with gradient zero. A parameter that no rank used keeps no
-    gradient, as in a single process.
+    The gradient of a parameter that a rank did not use counts as zero. A parameter that no rank used gets no gradient,
+    as in a single process.
 
     Args:
         ranks: the processes.
@@ -304,7 +304,7 @@ class GradientAverager:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace the gradients by their mean over the ranks.
+        """Replace the gradients with their mean over the ranks.
 
         Raises:
             NonFiniteLossError: the loss of another rank is not finite; no parameter has been changed.
@@ -352,7 +352,7 @@ def average_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Average the gradients of the parameters of ``optimizer`` over the processes that train together, if there are
     several.
 
-    Only for a step that an algorithm makes itself; every other update includes this.
+    Only for an optimizer step that an algorithm makes itself; every other update includes this.
     """
     ranks = context.get_ranks()
     if ranks is not None:
@@ -368,8 +368,8 @@ def local_rank() -> int:
 
 
 def join(device: torch.device) -> Ranks:
-    """Join the other processes, as set by ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; each waits for
-    all.
+    """Join the process group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` describe; wait for
+    all its processes.
 
     Afterwards ``context.get_ranks()`` returns the same object.
 
@@ -403,12 +403,12 @@ def join(device: torch.device) -> Ranks:
 
 
 def leave() -> None:
-    """Leave the other processes; without others this does nothing."""
+    """Leave the process group; do nothing in a single process."""
     import torch.distributed as dist
     context.set_ranks(None)
     if dist.is_available() and dist.is_initialized():
-        # The threads of the group need the interpreter to release their last tensors, and its end waits for them. They
-        # get the interpreter if Python releases the group last; torch 2.6 would end it earlier and wait forever.
+        # The threads of the group need the GIL to release their last tensors, and the end of the group waits for them.
+        # They get the GIL if Python releases the group last; torch 2.6 would end it earlier and wait forever.
         backend = dist.group.WORLD._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
         dist.destroy_process_group()
         del backend

@@ -15,7 +15,7 @@ def policy_tensors(algorithm: Any) -> dict[str, torch.Tensor]:
 
 
 def states_in_python(algorithm: Any) -> list[str]:
-    """Return the names of classes of users that keep state outside of tensors, which is not transferred."""
+    """Return the names of user-defined classes that keep state outside of tensors, which is not transferred."""
     return [type(part).__name__ for part in algorithm.modules()
             if not type(part).get_extra_state.__module__.startswith(('alfx.', 'torch.'))]
 
@@ -37,7 +37,7 @@ def look_up_buffers(tensors: dict[str, torch.Tensor], buffers: dict[str, tuple[t
     """
     for key, (module, name) in buffers.items():
         tensor = module._buffers[name]
-        assert tensor is not None, f'{key} is a tensor'
+        assert tensor is not None, f'{key} is not a tensor'
         tensors[key] = tensor
 
 

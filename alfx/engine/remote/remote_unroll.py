@@ -1,4 +1,4 @@
-"""Unrolls from other processes, on the side of the learner.
+"""Unrolls from other processes: the learner's side.
 
 A worker (:mod:`alfx.trainers.acting.rollout_worker`) produces an endless *stream* of steps. An :class:`UnrollSource`
 transfers them to this process, from one worker (:mod:`alfx.algorithms.async_unroller`) or from many.
@@ -41,7 +41,7 @@ class UnrollSource(abc.ABC):
 
     @abc.abstractmethod
     def update_parameter(self, algorithm: Acts) -> None:
-        """Send the present weights, the global counter and the progress values to the actors.
+        """Send the current weights, the global counter and the progress values to the actors.
 
         Tensors that acting changes (:meth:`take_statistics`) are not overwritten.
 
@@ -165,17 +165,17 @@ def check_source(algorithm: Acts, config: Any, option: str) -> None:
         option: field of ``TrainerConfig`` that enables asynchronous actors, such as 'async_unroll'.
 
     Raises:
-        ConfError: the algorithm only learns from steps of its present parameters.
+        ConfError: the algorithm learns only from steps of its current parameters.
     """
     value = getattr(config, option)
     if algorithm.on_policy:
         raise ConfError([problem_at(
             'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from steps of its '
-            'present parameters, and the steps of asynchronous actors are older',
+            'current parameters, and asynchronous actors use older ones',
             'leave it out, or use ImpalaAlgorithm, which corrects for that, or an off-policy algorithm')])
     for name in states_in_python(algorithm):
-        logger.warning('%s: %s keeps state outside of buffers, which actors and training do not share; register a '
-                       'buffer', option, name)
+        logger.warning('%s: %s keeps state outside of buffers, which actors and training do not share; register it as '
+                       'a buffer', option, name)
 
 
 def conf_file_of(config: Any, option: str) -> str:

@@ -107,7 +107,7 @@ class Published:
 
         Args:
             write: receives the shared tensors.
-            look_around: called now and then while the other process reads; may raise.
+            look_around: called periodically while the other process reads; may raise an error to end the wait.
         """
         with self._locked(look_around):
             write(self._shared.tensors)
@@ -118,7 +118,7 @@ class Published:
 
         Args:
             read: receives the shared tensors, and copies what it needs.
-            look_around: called now and then while the other process writes; may raise.
+            look_around: called periodically while the other process writes; may raise an error to end the wait.
         """
         if int(self._version.tensors[0]) == self._seen:
             return False

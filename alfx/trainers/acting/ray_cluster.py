@@ -61,7 +61,7 @@ class RayConnection:
         """Check that the cluster is alive, because Ray itself would wait forever.
 
         Raises:
-            LostProcessError: a server of a cluster started here has exited, or the Ray process on this machine.
+            LostProcessError: a server of a cluster started here, or the Ray process on this machine, has exited.
         """
         for pid in self._processes:
             if not is_running(pid):

@@ -407,7 +407,7 @@ def _torch_dtype(example: Any) -> torch.dtype:
 
 
 def _check_version(worker: _Worker) -> None:
-    assert worker.started is not None, 'the worker has started'
+    assert worker.started is not None, 'the worker has not started'
     if worker.started.version != alfx.__version__:
         raise LostProcessError(worker.title, f'has alfx {worker.started.version}, the learner has {alfx.__version__}',
                                hint='install the same version on every machine of the cluster')

@@ -107,7 +107,7 @@ class SingleProcess:
         run()
 
     def report(self, error: BaseException | None) -> None:
-        """Report an error with which training ends to the other ranks."""
+        """Tell the other ranks about the error that ends training, if there is one."""
 
     def reject_distributed_state(self) -> None:
         """Write checkpoints without the other ranks from now on, because some are lost."""
@@ -253,13 +253,13 @@ class Distributed:
                     own.copy_(value)
 
     def report(self, error: BaseException | None) -> None:
-        """Report an error with which training ends to the other ranks."""
+        """Tell the other ranks about the error that ends training, if there is one."""
         if error is not None:
             self._ranks.report(error)
 
     def reject_distributed_state(self) -> None:
         """Write checkpoints without the other ranks from now on; the first surviving rank writes its own state."""
-        assert self._checkpointer is not None, 'training has started'
+        assert self._checkpointer is not None, 'training has not started'
         self._checkpointer.leave_group({metric.name: int(metric.result())
                                      for metric in self._global_metrics[:MetricSet.NUM_COUNTERS]})
 

@@ -243,7 +243,7 @@ def test_it_trains_with_the_parts_of_an_agent(name):
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
-def test_a_trust_region_can_wrap_it():
+def test_trac_can_wrap_impala():
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None,
                           rl_algorithm_cls=partial(TracAlgorithm, ac_algorithm_cls=ImpalaAlgorithm))
     assert agent.capabilities.bootstraps_sequences and not agent.on_policy

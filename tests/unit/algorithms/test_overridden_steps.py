@@ -166,7 +166,7 @@ def test_a_schedule_of_the_clipping_that_nobody_reads_is_an_error(monkeypatch):
         agent.train_iter()
 
 
-def test_a_replay_buffer_with_its_own_samples_is_asked_for_them():
+def test_an_overridden_get_batch_of_the_replay_buffer_is_called():
     buffer, calls = counting(ReplayBuffer, 'get_batch')
 
     class OwnBuffer(Agent):

@@ -296,7 +296,7 @@ far/RepulsionFromPolicy.max_divergence = 2.0
 """
 
 
-def test_a_conf_attaches_them(tmp_path):
+def test_a_conf_attaches_policy_loss_addons(tmp_path):
     conf = tmp_path / 'addons.gin'
     conf.write_text(CONF.replace("'ppo_pendulum.gin'", repr(os.path.join(parsing.CONFS, 'ppo_pendulum.gin'))))
     with gin_utils.loaded(str(conf), [], str(tmp_path)):

@@ -175,7 +175,7 @@ def test_evaluation_changes_nothing_and_only_the_rollout_counts_codes():
     assert not torch.equal(learner.vae._usage, before['_vae._usage'])
 
 
-def test_its_own_optimizer_trains_it():
+def test_an_own_optimizer_trains_all_parameters_of_the_learner():
     agent, _ = make_agent('ppo', 'discrete', representation_learner_cls=partial(
         VAERepresentationLearner, optimizer=Adam(lr=1e-3), **vae_of('gaussian', 1)))
     learner = agent._representation_learner

@@ -84,7 +84,7 @@ def test_an_exchange_that_ends_just_after_the_poll_has_succeeded(monkeypatch):
     ranks = ThreadRanks(0, 2, None)
     ranks._exchange(Work)
     monkeypatch.setattr('alfx.engine.remote.data_parallel.GRACE_SECONDS', 0.0)
-    with pytest.raises(LostProcessError, match='does not answer any more\n.*\n.*Connection closed by peer'):
+    with pytest.raises(LostProcessError, match='no longer answers\n.*\n.*Connection closed by peer'):
         ranks._exchange(lambda: Work(RuntimeError('Connection closed by peer')))
 
 

@@ -303,7 +303,7 @@ class TestSeveral:
         assert env.step(torch.zeros(3, dtype=torch.int64)).is_first()[2]
         assert env.reset_envs(torch.tensor([True, False, False])).is_first()[0]
         assert_state_continues(lambda: BatchEnvironmentWrapper([count_env(2, 3), count_env(4)]))
-        with pytest.raises(EnvironmentLoadError, match='environment 1 has other specs'):
+        with pytest.raises(EnvironmentLoadError, match='environment 1 has different specs'):
             BatchEnvironmentWrapper([count_env(2), ValueUnittestEnv(1, 3)])
 
     @staticmethod

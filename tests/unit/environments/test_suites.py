@@ -214,7 +214,7 @@ class TestPictures:
             env.render('ansi')
         env.close()
 
-    def test_a_window_shows_it(self, monkeypatch):
+    def test_render_human_shows_the_image_in_a_window(self, monkeypatch):
         monkeypatch.setenv('SDL_VIDEODRIVER', 'dummy')
         env = suite_gym.wrap_env(ChainEnv(3, render_mode='rgb_array'))
         assert env.render('human') is None
@@ -391,7 +391,7 @@ class TestMiniGrid:
         cells = [grid[0, 17:, 1, 1].argmax() if observation == 'one_hot' else grid[0, 1, 1, 2] for grid in grids]
         assert [int(cell) for cell in cells] == [0, 3, 2, 1]  # it turns left
 
-    def test_without_the_suite_the_error_names_it(self):
+    def test_suite_gym_suggests_suite_minigrid_for_a_minigrid_task(self):
         with pytest.raises(ValueError, match=r"observation\['mission'\].*suite_minigrid.load drops the mission"):
             suite_gym.load('MiniGrid-Empty-5x5-v0')
 
@@ -431,6 +431,6 @@ def test_an_environment_may_be_registered_in_another_process_only(monkeypatch):
     with pytest.raises(EnvironmentLoadError) as here:
         suite_gym.load('CartPolle-v1')
     monkeypatch.setattr('multiprocessing.parent_process', lambda: 'a process')
-    with pytest.raises(EnvironmentLoadError, match="register outside of if __name__ == '__main__'"):
+    with pytest.raises(EnvironmentLoadError, match="register it outside of if __name__ == '__main__'"):
         suite_gym.load('CartPolle-v1')
     assert "'CartPole-v1'" in str(here.value) and '__main__' not in str(here.value)

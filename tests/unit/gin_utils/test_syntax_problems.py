@@ -54,7 +54,7 @@ def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column
     ('Adam.lr = 1 2', 'continues after the value (column 13)', 'one statement per line'),
     ('Adam.lr: 1', 'a colon is followed by a value', 'write Name.parameter = value'),
     ('Adam:\n  lr: 1', 'a colon is followed by a value', 'parameter = value in a block'),
-    ('Adam.betas = {0.9, 0.5}', 'a set is not a value', 'write a tuple'),
+    ('Adam.betas = {0.9, 0.5}', 'a conf cannot contain a set', 'write a tuple'),
     ("Adam.name = f'x'", 'cannot read the value', 'remove the letters before the quotes'),
     ("create_environment.env_name = b'x'", 'found bytes', 'remove the letter b'),
     ("include '~/no_such_file.gin'", 'there is no such file in ', ''),

@@ -21,5 +21,5 @@ def test_the_fields_that_only_one_nest_has_are_named():
         nest.map_structure(lambda a, b: a, MANY, {key: x for key, x in MANY.items() if key != 'f77'})
 
 
-def test_a_few_are_all_listed():
+def test_a_short_list_is_shown_in_full():
     assert nest.listed(['a', 'b']) == 'a, b' and nest.listed(['a', 'b', 'c'], most=2) == 'a, b, ... and 1 more'

@@ -56,7 +56,7 @@ class TestCriticNetwork:
         expected = (joint @ linear(critic, 3).weight.T + linear(critic, 3).bias)[:, 0]
         torch.testing.assert_close(critic((observation, action))[0], expected)
 
-    def test_without_layers_it_is_a_linear_function_of_both(self):
+    def test_a_critic_without_hidden_layers_is_linear_in_both_inputs(self):
         critic = CriticNetwork(PAIR)
         with torch.no_grad():
             linear(critic, 0).weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]))

@@ -126,7 +126,7 @@ def test_one_component_matches_its_value_among_all_components():
         torch.testing.assert_close(net._components.of_component(x[:, d], d), together[:, d])
 
 
-def test_a_component_does_not_see_those_behind_it():
+def test_a_component_depends_only_on_earlier_components():
     net = network()
     before = net._before
     assert before.tolist() == [[0, 0], [1, 0], [1, 1]]

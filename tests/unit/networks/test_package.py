@@ -22,13 +22,13 @@ def test_an_unknown_name_in_the_package_raises():
         from alfx.networks import torch  # noqa: F401
 
 
-def test_importing_the_package_imports_none_of_them():
+def test_importing_the_package_imports_no_network_module():
     done = subprocess.run([sys.executable, '-c', 'import alfx, alfx.networks, sys; '
                            'sys.exit(any(name.startswith("alfx.networks.") for name in sys.modules))'], timeout=120)
     assert done.returncode == 0
 
 
-def test_other_packages_export_theirs_lazily():
+def test_other_packages_export_their_classes_lazily():
     from alfx.algorithms import Agent, SacAlgorithm
     from alfx.experience_replayers import ReplayBuffer
     assert Agent.__module__ == 'alfx.algorithms.agent' and SacAlgorithm.__name__ == 'SacAlgorithm'

@@ -177,7 +177,7 @@ def test_texts_of_minari_are_left_out_with_a_warning(tmp_path, monkeypatch, capl
     space = gymnasium.spaces.Dict({'arm': gymnasium.spaces.Box(-1, 1, (2, )), 'mission': gymnasium.spaces.Text(8)})
     name, _ = create_minari_set(tmp_path, monkeypatch, space)
     dataset = dataset_sources.read(name)
-    assert list(dataset.episodes.observation) == ['arm'] and 'parts of text are left out: mission' in caplog.text
+    assert list(dataset.episodes.observation) == ['arm'] and 'text parts are left out: mission' in caplog.text
     dataset_checks.fitted(dataset, {'arm': TensorSpec((2, ))}, GO, TensorSpec(()))
 
 

@@ -115,7 +115,7 @@ def test_settings_of_replay_of_an_algorithm_without_replay_are_logged(make_train
     caplog.set_level(logging.INFO, 'alfx')
     make_trainer(f"include '{conf}.gin'\nTrainerConfig.mini_batch_size = 64\n"
                  'TrainerConfig.num_updates_per_train_iter = 2')
-    message = ' is not used: ActorCriticAlgorithm learns on-policy, once from each unroll'
+    message = ' is not used: ActorCriticAlgorithm is on-policy and trains on each unroll once'
     assert {line.removesuffix(message).rpartition('.')[2] for line in caplog.messages if message in line} == logged
 
 

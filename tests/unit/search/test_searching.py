@@ -62,7 +62,7 @@ def test_a_sampler_draws_from_the_space_and_never_twice_the_same(sampler, tmp_pa
     assert len(set(xs)) == 7 and all(-10 <= x <= 10 for x in xs)
 
 
-def test_another_search_seed_draws_other_values_and_the_same_one_the_same(tmp_path):
+def test_the_search_seed_determines_the_sampled_values(tmp_path):
     def xs(name, seed):
         (tmp_path / name).mkdir()
         search(tmp_path / name, BOWL + f'Search.num_trials = 8\nSearch.seed = {seed}\n')

@@ -140,7 +140,7 @@ def test_a_run_stopped_by_a_callback_does_not_continue(tmp_path, capsys):
     assert [row['count'] for row in rows(tmp_path / 'progress.csv')] == ['1', '2', '3']
     assert [result['iteration'] for result in read_results(str(tmp_path))] == [2, 3]  # evaluated at its end
     train(tmp_path, Counter(stop_at=3))
-    assert len(rows(tmp_path / 'progress.csv')) == 3 and 'leave the callback out' in capsys.readouterr().err
+    assert len(rows(tmp_path / 'progress.csv')) == 3 and 'remove the callback' in capsys.readouterr().err
     train(tmp_path)
     assert len(rows(tmp_path / 'progress.csv')) == 6
 
@@ -226,7 +226,7 @@ def test_names_and_values_that_cannot_be_logged_are_rejected():
     run = TrainingRun('', None)
     with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):
         run.log('env_steps', 1)
-    with pytest.raises(ValueError, match="'loss/policy': names with .* are for .* such as 'callback/policy'"):
+    with pytest.raises(ValueError, match="'loss/policy': names with .* are reserved for .* such as 'callback/policy'"):
         run.log('loss/policy', 1)
     with pytest.raises(ValueError, match="x: expected a number, found 'much'"):
         run.log('x', 'much')

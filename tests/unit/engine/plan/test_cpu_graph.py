@@ -41,7 +41,7 @@ def test_a_scaled_product_is_left_unchanged():
 @pytest.mark.parametrize('left, right', [
     (torch.randn(4, 1), torch.randn(1, 3)), (torch.randn(4, 3), torch.randn(5, 3).t()),
     (torch.randn(2, 4, 8), torch.randn(2, 8, 3)), (torch.randn(2, 8, 4).transpose(1, 2), torch.randn(2, 8, 3))])
-def test_a_product_with_sums_of_few_terms_is_written_as_these(left, right):
+def test_a_product_with_few_terms_per_element_is_written_as_sums(left, right):
     graph = _prepared(torch.mm if left.ndim == 2 else torch.bmm, left, right)
     assert _targets(graph).count(_aten.mul.Tensor) == left.shape[-1]
     assert not {_aten.mm.default, _aten.bmm.default} & set(_targets(graph))

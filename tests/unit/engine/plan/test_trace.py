@@ -44,7 +44,7 @@ def test_in_place_changes_are_visible_afterwards_even_through_views():
     check(function, torch.randn(4))
 
 
-def test_a_backward_pass_is_part_of_it():
+def test_a_graph_contains_the_backward_pass():
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 
     def gradients(x, *weights):
