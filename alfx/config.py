@@ -1,7 +1,7 @@
 """Configuration of a run: its length, its data, its intervals.
 
 :class:`TrainerConfig` is created once per run, from the conf file, and passed to the trainer and to every algorithm. It
-checks itself: values of a wrong type, out of range or in conflict with others raise a
+is validated when created: values of a wrong type, out of range or in conflict with others raise a
 :class:`~alfx.gin_utils.ConfError` that lists every mistake with its line of the conf.
 ``alfx/trainers/policy_trainer.py`` shows what the intervals mean.
 """
@@ -33,9 +33,9 @@ class TrainerConfig:
         conf_file: conf file that this configuration came from; only recorded.
         ml_type: 'rl' acts in environments, 'sl' is supervised learning from a dataset.
         algorithm_ctor: constructor of the algorithm. Required by trainers, see :meth:`required_algorithm_ctor`.
-        data_transformer_ctor: one constructor ``(observation_spec)`` or several, whose transformers are applied to
-            observations in this order. The replay buffer stores observations as the environment returned them, so
-            transformers that read it (frame stacks, hindsight goals) have to be first.
+        data_transformer_ctor: a constructor, called with ``observation_spec=``, or a list of constructors, whose
+            transformers are applied in this order. The replay buffer stores observations as the environment returned
+            them, so transformers that read it (frame stacks, hindsight goals) have to be first.
         random_seed: seeds all random number generators and environments. None draws a seed and logs it.
         num_iterations: stop after this number of iterations ('sl': epochs); 0 for no limit.
         num_episodes: stop at the end of the iteration in which this number of episodes has ended, summed over
@@ -96,9 +96,9 @@ class TrainerConfig:
     Updates:
         num_updates_per_train_iter: updates in an iteration, or passes over the buffer with
             whole_replay_buffer_training.
-        mini_batch_length: steps of a training sequence. None takes the unroll length and needs
+        mini_batch_length: steps of a training sequence. None uses the unroll length and needs
             whole_replay_buffer_training.
-        mini_batch_size: sequences in a minibatch; None takes the number of environments.
+        mini_batch_size: sequences in a minibatch; None uses the number of environments.
         temporally_independent_train_step: call train_step once on ``[T * B]`` steps instead of T times. None does so if
             the algorithm has no recurrent state.
         update_counter_every_mini_batch: count updates instead of iterations, so that each update can be summarized.
@@ -260,8 +260,8 @@ class TrainerConfig:
     def freeze(self) -> None:
         """Reject changes from now on; the trainer calls this when training starts.
 
-        Everything that a run was built with has been read from the configuration by then, so a later change would be
-        ignored in part.
+        By then parts of the run have been built from the configuration, so a later change would take effect only in
+        part.
         """
         self.__dict__['_is_frozen'] = True
 

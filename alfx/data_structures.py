@@ -47,15 +47,15 @@ class _Timed:
     step_type: torch.Tensor
 
     def is_first(self) -> torch.Tensor:
-        """Bool tensor of the shape of ``step_type``, set at the first step of an episode."""
+        """Return a bool tensor of the shape of ``step_type``: True at the first step of an episode."""
         return self.step_type == StepType.FIRST
 
     def is_mid(self) -> torch.Tensor:
-        """Bool tensor of the shape of ``step_type``, set at steps that are neither first nor last."""
+        """Return a bool tensor of the shape of ``step_type``: True at steps that are neither first nor last."""
         return self.step_type == StepType.MID
 
     def is_last(self) -> torch.Tensor:
-        """Bool tensor of the shape of ``step_type``, set where an episode ended by termination or truncation."""
+        """Return a bool tensor of the shape of ``step_type``: True where an episode was terminated or truncated."""
         return self.step_type == StepType.LAST
 
     def to(self, device: str | torch.device) -> Any:

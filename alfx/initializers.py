@@ -49,7 +49,7 @@ def initial_weights(weights: Literal['variance_scaling', 'torch', 'orthogonal'] 
 
 def default_init(weight: torch.Tensor, gain: float = 1.0, activation: Callable[[torch.Tensor], torch.Tensor] = identity,
                  transposed: bool = False) -> torch.Tensor:
-    """Fill ``weight`` ``[out, in, ...]`` in place as :func:`initial_weights` says.
+    """Fill ``weight`` ``[out, in, ...]`` in place with the scheme of :func:`initial_weights`.
 
     Args:
         weight: the weights of one layer, at least rank 2.
@@ -71,7 +71,7 @@ def default_init(weight: torch.Tensor, gain: float = 1.0, activation: Callable[[
 
 
 def small_last_layer_init(bound: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Initializer of a last layer: uniform in ``[-bound, bound]``, unless ``initial_weights.last_layers`` is 'same'."""
+    """Return an initializer: uniform in ``[-bound, bound]``, unless ``initial_weights.last_layers`` is 'same'."""
     return partial(_init_last_layer, bound)
 
 

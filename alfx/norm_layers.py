@@ -69,7 +69,7 @@ def _stored(x: torch.Tensor) -> torch.Tensor:
 class BatchNorm(nn.Module):
     """Batch norm (Ioffe and Szegedy 2015, arXiv:1502.03167) and batch renorm (Ioffe 2017, arXiv:1702.03275) of vectors.
 
-    It differs from torch's in what reinforcement learning needs. The statistics of a batch are used only in training:
+    It differs from torch's as reinforcement learning requires. The statistics of a batch are used only in training:
     in supervised training, or in the run modes 'replay' and 'pretrain'. The running statistics are used in rollouts, in
     evaluation, after ``.eval()`` and within :func:`running_statistics`, and they are updated only in calls that use the
     statistics of the batch while gradients are recorded. Rows can be left out, see :func:`counted`: SAC, DDPG and TD3
@@ -206,7 +206,7 @@ class BatchNorm(nn.Module):
         self.num_updates.add_(1)
 
     def extra_repr(self) -> str:
-        """The arguments shown by ``print``."""
+        """Return the arguments that ``print`` shows."""
         return ', '.join([str(self._size), *(f'{k}={v}' for k, v in (('n', self._n), ('renorm', self._renorm)) if v)])
 
 

@@ -49,7 +49,7 @@ def load(run: str | os.PathLike[str], checkpoint_step: int | str = 'latest', eps
 
     Raises:
         ConfError: the run has no environment, the folder or device does not exist, an argument is out of range, or
-            another thread trains.
+            another thread is training.
         CheckpointError: the checkpoint does not exist or does not match the algorithm.
     """
     with _stored('alfx.load', run, checkpoint_step, epsilon_greedy, device) as run:
@@ -159,7 +159,7 @@ def check(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
         What the conf builds, and the bindings without effect; ``print`` shows it like ``alfx check``.
 
     Raises:
-        ConfError: the conf has errors, or another thread uses alfx.
+        ConfError: the conf has errors, or another thread is training.
     """
     lines, callbacks = _lines(params)
     with (exclusive('alfx.check'), tempfile.TemporaryDirectory(prefix='alfx_check_') as root_dir,

@@ -273,7 +273,7 @@ class BoundedTensorSpec(TensorSpec):
         return (low + uniform * (high.double() - low)).to(self._dtype)
 
     def numpy_sample(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
-        """:meth:`sample` as a numpy array."""
+        """Return :meth:`sample` as a numpy array."""
         return self.sample(outer_dims).numpy()
 
     def _key(self) -> tuple:

@@ -41,18 +41,18 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; the value then has K dimensions.
+        reward_spec: spec of rank 0, or of rank 1 for a K-dimensional reward; the value then has K dimensions.
         reward_weights: K weights of the reward dimensions in the policy's objective; ``None``: all 1.
         actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
         value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; creates the value network. ``None``
             for an algorithm that is only played or evaluated.
-        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
-            ``config.epsilon_greedy``, or 0 without a config.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         loss: computes the loss; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
         loss_class: class of the default loss, see ``loss``.
-        optimizer: owns all parameters.
+        optimizer: optimizes all parameters.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
@@ -101,7 +101,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
                              'training does not support them; use layer norm (use_fc_ln=True)')
 
     def check_config(self, config: TrainerConfig) -> None:
-        """Reject replay of recurrent networks without their states, with which importance ratios would be wrong."""
+        """Reject replay for recurrent networks without stored states: the importance ratios would be wrong."""
         super().check_config(config)
         if self.on_policy is False and not self._is_stateless and not config.use_rollout_state:
             raise ConfError([problem_at('TrainerConfig', 'use_rollout_state', f'= False is not supported by '
@@ -150,7 +150,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def _has_own_steps(self, cls: type) -> bool:
-        """Return whether the algorithm can be trained and inherits from ``cls`` all steps that have to agree."""
+        """Return whether the algorithm can be trained and inherits all methods that have to match from ``cls``."""
         if self._value_network is None or is_overridden(type(self), 'preprocess_experience'):
             return False
         return all(getattr(type(self), name) is getattr(cls, name) for name in (
@@ -193,9 +193,9 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     def _sampled_for_replay(distribution: NestedTensor) -> Any:
         """Sample an action and return its ``ActorCriticInfo``.
 
-        The log-probability is computed later, from the action, as in updates. Where a squashed action is close to its
-        bounds, this result differs from the exact log-probability, which is only known here, and the ratio of the two
-        would not be 1 for an unchanged policy.
+        The log-probability is computed later from the action, in the same way as in updates, so that the importance
+        ratio of an unchanged policy is 1. The exact log-probability, which is only known here, differs slightly where a
+        squashed action is close to its bounds.
         """
         action = dist_utils.sample_action_distribution(distribution)
         return ActorCriticInfo(action=action, action_distribution=distribution)

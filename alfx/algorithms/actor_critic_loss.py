@@ -99,7 +99,7 @@ class ActorCriticLoss(Loss):
         """Compute the loss of each step.
 
         Args:
-            info: ``ActorCriticInfo`` of ``[T, B, ...]``. The last step is only bootstrapped from: its advantage and
+            info: ``ActorCriticInfo`` of ``[T, B, ...]``. The last step is only used to bootstrap: its advantage and
                 value error are 0.
 
         Returns:
@@ -172,7 +172,7 @@ class ActorCriticLoss(Loss):
         return self._td_error_loss_fn(returns, info.value)
 
     def _neg_entropy(self, info: Any) -> tuple[Any, Any]:
-        """Return ``-H(pi)`` ``[T, B]`` and the tensor to differentiate for it; ``()`` twice where neither is needed."""
+        """Return ``-H(pi)`` ``[T, B]`` and the tensor that provides its gradient; both ``()`` if neither is needed."""
         if self._entropy_regularization is None and not context.should_record_summaries():
             return (), ()
         entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(info.action_distribution)

@@ -1,22 +1,22 @@
 """Rewards from demonstrations: GAIL (Ho and Ermon 2016, arXiv:1606.03476) and AIRL (Fu et al. 2018, arXiv:1710.11248).
 
-A discriminator D learns to distinguish transitions of demonstrations from those of the policy; its logit is f::
+A discriminator D learns to distinguish transitions of demonstrations from transitions of the policy; its logit is f::
 
     minimize  E_demonstrations[ -log D ] + E_policy[ -log(1 - D) ],  D = sigmoid(f)
 
-The policy is rewarded for transitions that D takes for demonstrated ones. It may be any algorithm that trains from a
-replay buffer. Use the module as ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` to learn
-from demonstrations alone. In GAIL f is a network of s and a. In AIRL f contains a reward that can be extracted (eq. 4
-of its paper)::
+The policy is rewarded for transitions that D mistakes for demonstrations. Any algorithm that trains from a replay
+buffer can learn it. Use the module as ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` to
+learn from demonstrations alone. In GAIL f is a network of s and a. In AIRL f contains a reward that can be extracted
+(eq. 4 of its paper)::
 
     f = g(s, a) + gamma h(s') - h(s) - log pi(a | s)
 
 with h(s') = 0 where the task ended; g and h remain meaningful without the policy. Rewards are computed when a step is
 trained on, by the current discriminator, not when the step is collected.
 
-Rewards of one sign are biased: where episodes can end early, the policy is rewarded for staying alive (GAIL's reward)
-or for ending the episode (``reward_form = 'negative'``), regardless of the demonstrations (Kostrikov et al. 2019,
-arXiv:1809.02925, section 4.1). A good return then does not prove imitation. A warning is logged in this case.
+Rewards that never change sign are biased: where episodes can end early, the policy is rewarded for staying alive
+(GAIL's reward) or for ending the episode (``reward_form = 'negative'``), regardless of the demonstrations (Kostrikov et
+al. 2019, arXiv:1809.02925, section 4.1). A good return then does not prove imitation. A warning is logged in this case.
 """
 import logging
 from collections.abc import Callable, Sequence
@@ -99,16 +99,15 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         """Read the demonstrations."""
         for dataset in self._demonstrations.load(root):
             if not dataset.episodes.discount.all() and self._reward_form != 'difference':
-                logger.warning('%s: episodes of %s terminate before the time limit; a reward of one sign '
-                               '(%s.reward_form = %r) pays for staying alive or for terminating, whatever is '
-                               'demonstrated', self._name,
+                logger.warning('%s: episodes of %s terminate before the time limit; a reward that never '
+                               'changes sign (%s.reward_form = %r) favors staying alive or terminating, regardless of '
+                               'the demonstrations', self._name,
                                dataset.name, type(self).__name__, self._reward_form)
 
     # Discriminator ---------------------------------------------------------------------------------------------
 
     def _logit(self, steps: Any) -> Tensor:
-        """Compute f ``[N]`` of ``Transitions`` ``[N, ...]`` with encoded actions, with gradient to the
-        discriminator."""
+        """Compute f ``[N]``, with gradient to D, of ``Transitions`` ``[N, ...]`` with encoded actions."""
         raise NotImplementedError(f'{type(self).__name__}._logit')
 
     def _reward(self, logit: Tensor) -> Tensor:
@@ -193,12 +192,12 @@ _REWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @configurable
 class GailAlgorithm(AdversarialRewardAlgorithm):
-    """Generative adversarial imitation learning: a discriminator of observations and actions; see the module.
+    """Generative adversarial imitation learning (GAIL): a discriminator of observations and actions.
 
     Args:
         discriminator_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))`` with the spec of
             encoded actions, a vector; creates f, a feed-forward network with a scalar output.
-        optimizer: owns the discriminator; ``None``: the agent's optimizer does.
+        optimizer: optimizes the discriminator; ``None``: the optimizer of the agent.
         kwargs: arguments of :class:`AdversarialRewardAlgorithm`.
 
     Raises:
@@ -218,14 +217,14 @@ class GailAlgorithm(AdversarialRewardAlgorithm):
         return self._discriminator((steps.observation, steps.action))[0]
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """Return the reward ``[N]`` of taking ``action`` in the observation ``state``, and the next observation
-        ``obs``."""
+        """Return the reward ``[N]`` of ``action`` at the observation ``state``, and the observation ``obs`` after
+        it."""
         return self._reward(self._logit(Transitions(observation=state, action=self._encoder(action)))), obs
 
 
 @configurable
 class AirlAlgorithm(AdversarialRewardAlgorithm):
-    """Adversarial inverse reinforcement learning: a discriminator that contains a reward function; see the module.
+    """Adversarial inverse reinforcement learning (AIRL): a discriminator that contains a reward function.
 
     Args:
         reward_network_cls: creates g; called as ``(input_tensor_spec=(observation_spec, action_spec))`` with the spec
@@ -234,7 +233,7 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
         gamma: discount of the potential of the next observation.
         depends_on_action: pass the action to g. A reward that does not depend on the action may transfer to other
             dynamics (section 6 of the paper).
-        optimizer: owns the discriminator; ``None``: the agent's optimizer does.
+        optimizer: optimizes the discriminator; ``None``: the optimizer of the agent.
         kwargs: arguments of :class:`AdversarialRewardAlgorithm`; ``reward_form`` is ``'difference'`` unless given.
 
     Raises:
@@ -295,7 +294,7 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
         return self._shaped_reward(steps) - steps.log_pi
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """Return g ``[N]`` of taking ``action`` in the observation ``state``, and the next observation ``obs``."""
+        """Return g ``[N]`` of ``action`` at the observation ``state``, and the observation ``obs`` after it."""
         inputs = (state, self._encoder(action)) if self._depends_on_action else state
         return self._reward_network(inputs)[0], obs
 

@@ -50,7 +50,7 @@ class Connection(NamedTuple):
 
 
 class _Parts:
-    """Parts of an agent in the order of a step."""
+    """Parts of an agent in the order in which a step runs them."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -77,7 +77,7 @@ class Agent(RLAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0 or 1.
+        reward_spec: spec of rank 0 or 1.
         env: batched environment.
         config: configuration.
         rl_algorithm_cls: learns the policy; called as ``(observation_spec=, action_spec=, reward_spec=, config=,
@@ -94,13 +94,14 @@ class Agent(RLAlgorithm):
         intrinsic_reward_module: outputs a reward ``[B]``. An algorithm, or a constructor, called as
             ``(observation_spec=, action_spec=)`` with the spec of its input: the representation, or
             ``[representation, goal]``. It trains neither. A list of several modules gives the sum of their rewards.
-        intrinsic_reward_coef: factor of that reward, a number or a schedule; a list with one for each module of a list.
+        intrinsic_reward_coef: factor of the intrinsic reward, a number or a schedule, or a list with one for each
+            module.
         extrinsic_reward_coef: factor of the environment's reward, a number or a schedule.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
             ``entropy_regularization`` of the loss at the same time.
-        entropy_target_cls: the algorithm for it, called as ``(action_spec, debug_summaries=)``; ``None``:
-            ``EntropyTargetAlgorithm``, or ``NestedEntropyTargetAlgorithm`` for nested actions.
-        optimizer: owns the parameters that no part's own optimizer owns.
+        entropy_target_cls: algorithm that enforces the entropy target, called as ``(action_spec, debug_summaries=)``;
+            ``None``: ``EntropyTargetAlgorithm``, or ``NestedEntropyTargetAlgorithm`` for nested actions.
+        optimizer: optimizes the parameters that the optimizers of the parts do not.
         debug_summaries: write more summaries.
         name: name of this algorithm.
         policy_loss_addons: constructors of terms that are added to the loss of the policy, see
@@ -115,7 +116,7 @@ class Agent(RLAlgorithm):
     Raises:
         ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
             ``goal_generator`` or ``reward_weight_algorithm_cls``; the numbers of modules and coefficients differ; a
-            module does not fit the other parts.
+            module is incompatible with the other parts.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -164,7 +165,8 @@ class Agent(RLAlgorithm):
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which remembers '
                                         'the steps of an episode, but '
                                         + why_not_at_once(irm, rl_algorithm, is_first_part, config),
-                                        'use a module without such a memory, such as RNDAlgorithm, or change that')])
+                                        'use a module without such a memory, such as RNDAlgorithm, or remove '
+                                        'the cause')])
         if isinstance(irm, BatchRewards) and not is_first_part:
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which rewards '
                                         'observations, but there is a representation learner or a goal generator in '
@@ -323,8 +325,7 @@ class Agent(RLAlgorithm):
         return type(self).predict_step is Agent.predict_step and self._steps_alone(is_silent)
 
     def _steps_alone(self, irm_is_silent: bool) -> bool:
-        """Return whether only the policy algorithm does anything in a step; ``irm_is_silent``: the reward module
-        does not."""
+        """Return whether only the policy algorithm is active in a step; ``irm_is_silent``: the reward module is not."""
         silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
         if irm_is_silent:
             silent.append(self._irm)
@@ -345,7 +346,7 @@ class Agent(RLAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """Run one step of evaluation; intrinsic rewards are computed for inspection only, entropy targets are not."""
+        """Run one evaluation step; compute intrinsic rewards for inspection only, and entropy targets not at all."""
         new_state, info = {}, {}
         environment_step = time_step
         if self._representation_learner is not None:
@@ -378,7 +379,7 @@ class Agent(RLAlgorithm):
         return self._step('rollout_step', time_step, state, None)
 
     def collect_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """``rollout_step`` without what :meth:`train_step` recomputes; for an agent which recomputes."""
+        """Run ``rollout_step`` without what :meth:`train_step` recomputes; used only if infos are recomputed."""
         step = self._rl_algorithm.collect_step(time_step, state.rl)
         return AlgStep(step.output, AgentState(rl=step.state), AgentInfo(rl=step.info))
 
@@ -392,7 +393,7 @@ class Agent(RLAlgorithm):
 
     def train_step_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
                            pre_train: bool = False) -> AlgStep:
-        """``train_step`` for experience from an offline buffer."""
+        """Run ``train_step`` on experience from an offline buffer."""
         return self._step('train_step_offline', time_step, state, rollout_info, pre_train)
 
     def train_sequence_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
@@ -500,8 +501,8 @@ class Agent(RLAlgorithm):
         super()._check_trains_offline()
         if self._intrinsic_reward_as_dimension and not isinstance(self._irm, BatchRewards):
             raise ConfError([problem_at('Agent', 'intrinsic_reward_as_dimension', '= True cannot be combined with '
-                                        f'TrainerConfig.offline_buffer_dir: {type(self._irm).__name__} rewards what is '
-                                        'collected, and has no reward for the steps of a dataset',
+                                        f'TrainerConfig.offline_buffer_dir: {type(self._irm).__name__} only rewards '
+                                        'collected steps, and has no reward for the steps of a dataset',
                                         'change one of the two')])
 
     # Rewards ---------------------------------------------------------------------------------------------------
@@ -523,7 +524,7 @@ class Agent(RLAlgorithm):
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Add intrinsic rewards, then ``preprocess_experience`` of each part with its own infos."""
+        """Add intrinsic rewards, then call ``preprocess_experience`` of each part with the infos of that part."""
         if self._changes_reward:
             rewards = rollout_info.rewards if isinstance(rollout_info.rewards, dict) else {}
             if rewards_batches(self._irm):

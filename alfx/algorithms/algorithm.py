@@ -39,7 +39,7 @@ from alfx.engine.capabilities import Capabilities
 from alfx.utils.renamed import adopt_former_methods, keep_former_methods
 
 logger = logging.getLogger(__name__)
-# Methods for one step, with those that compute the same for all steps at once.
+# Methods for one step, and the methods that compute the same for all steps at once.
 _AT_ONCE = (('train_step', 'train_sequence'), ('train_step_offline', 'train_sequence_offline'),
             ('rollout_step', 'reward_unroll'), ('bootstrap_values', 'joint_values'), ('trained_values', 'joint_values'))
 
@@ -54,7 +54,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         rollout_state_spec: the same for ``rollout_step``; ``None``: ``train_state_spec``.
         predict_state_spec: the same for ``predict_step``; ``None``: ``rollout_state_spec``.
         is_on_policy: see :attr:`on_policy`.
-        optimizer: default optimizer; it owns the parameters that no other optimizer owns, see
+        optimizer: default optimizer, for the parameters that no other optimizer owns; see
             :mod:`alfx.algorithms.base.ownership`.
         checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
             of the checkpoint file ``path`` into this algorithm before training, except step counts and optimizers.
@@ -432,8 +432,8 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """Return the optimizers of this algorithm.
 
         Args:
-            recurse: include those of the parts.
-            include_ignored_attributes: include those of attributes that are ignored for training.
+            recurse: include the optimizers of the parts.
+            include_ignored_attributes: include the optimizers of attributes that are ignored for training.
         """
         return optimizers_of(self, recurse, include_ignored_attributes)
 
@@ -442,7 +442,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return next((name for name, p in self.named_parameters() if p is param), None)
 
     def get_optimizer_info(self) -> str:
-        """Return which optimizer owns which parameters as JSON; ``"None"`` stands for parameters without optimizer."""
+        """Return the optimizers and the names of their parameters as JSON; ``"None"`` stands for no optimizer."""
         return json.dumps(describe_owners(self), indent=2)
 
     def get_unoptimized_parameter_info(self) -> str:
@@ -473,7 +473,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         Args:
             inputs: nest ``[T, B, ...]``.
             state: nest ``[T, B, ...]`` of ``train_state_spec``.
-            rollout_info: nest ``[T, B, ...]``, as ``preprocess_experience`` left it.
+            rollout_info: nest ``[T, B, ...]``, as returned by ``preprocess_experience``.
 
         Returns:
             ``output`` and ``info`` ``[T, B, ...]``; there is no state.
@@ -552,7 +552,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return [source]
 
     def num_updates_due(self, count: int) -> int:
-        """Return the number of updates of this iteration; called once in each one that trains on sampled experience.
+        """Return the number of updates in this iteration; called once per iteration that trains on sampled experience.
 
         Args:
             count: ``TrainerConfig.num_updates_per_train_iter``.
@@ -607,13 +607,13 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
     def on_parts_built(self, parts: 'Mapping[str, Algorithm]') -> None:
         """Receive the other parts of an agent; called once, after all of them have been created.
 
-        Do not keep a part as an attribute that is a module: it would be trained and saved twice.
+        Do not store a part as an attribute: it would become a submodule, and be trained and saved twice.
 
         Args:
             parts: all parts, by their fields in the state and the info of the agent.
 
         Raises:
-            ConfError: a required part is missing or does not fit.
+            ConfError: a required part is missing or incompatible.
         """
 
     def check_config(self, config: TrainerConfig) -> None:
@@ -710,7 +710,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         return self._pre_loaded
 
     def preload_checkpoints(self) -> None:
-        """Load the checkpoints that the ``checkpoint`` arguments of this algorithm and its parts name, once.
+        """Load the checkpoints named by ``checkpoint`` arguments of this algorithm and its parts, if not done yet.
 
         Raises:
             ConfError: a checkpoint does not exist or cannot be used.
@@ -828,7 +828,7 @@ def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
 
 @configurable
 class Loss(Algorithm):
-    """Algorithm whose input is its loss; subclasses customize ``calc_loss``.
+    """Algorithm that returns its input as its loss; subclasses customize ``calc_loss``.
 
     Args:
         loss_weight: factor of the loss.

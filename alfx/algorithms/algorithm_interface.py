@@ -67,7 +67,7 @@ class AlgorithmInterface(nn.Module):
         Args:
             inputs: nest ``[B, ...]``.
             state: nest ``[B, ...]`` of ``train_state_spec``.
-            rollout_info: nest ``[B, ...]``: the info of ``rollout_step``, as ``preprocess_experience`` left it.
+            rollout_info: nest ``[B, ...]``: the info of ``rollout_step``, processed by ``preprocess_experience``.
 
         Returns:
             ``output``, the next ``state``, and the ``info``, which ``calc_loss`` receives stacked to ``[T, B, ...]``.
@@ -76,7 +76,7 @@ class AlgorithmInterface(nn.Module):
 
     def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                            pre_train: bool = False) -> AlgStep:
-        """``train_step`` for experience from an offline buffer; ``pre_train``: before any online experience."""
+        """Run ``train_step`` on experience from an offline buffer; ``pre_train``: before any online experience."""
         raise NotImplementedError(f'{type(self).__name__}.train_step_offline')
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
@@ -84,7 +84,7 @@ class AlgorithmInterface(nn.Module):
         raise NotImplementedError(f'{type(self).__name__}.calc_loss')
 
     def calc_loss_offline(self, info: NestedTensor, pre_train: bool = False) -> LossInfo:
-        """``calc_loss`` for the infos of ``train_step_offline``."""
+        """Return the loss for the infos of ``train_step_offline``, as :meth:`calc_loss`."""
         raise NotImplementedError(f'{type(self).__name__}.calc_loss_offline')
 
     def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: NestedTensor,
@@ -114,8 +114,9 @@ class AlgorithmInterface(nn.Module):
         """Called once per iteration, after its updates; for parts that train themselves.
 
         Args:
-            root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm during the unroll; ``None`` without one.
-            rollout_info: nest ``[T, B, ...]``: this algorithm's infos of ``rollout_step``; ``None`` without one.
+            root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm during the unroll; ``None`` if there was
+                none.
+            rollout_info: nest ``[T, B, ...]``: this algorithm's infos of ``rollout_step``; ``None`` without an unroll.
         """
 
     def train_iter(self) -> int:

@@ -3,15 +3,16 @@
 :class:`AsyncUnroller` starts the process (``trainers/acting/unroll_process.py``). The process creates the environments
 and the algorithm again from the conf in the run folder and acts as fast as its steps are consumed. Steps are stored in
 a ring of ``unroll_queue_size`` in shared memory: the process waits when it is full, the learner waits when it is empty.
-Weights are published every ``unroll_parameter_update_period`` iterations. The steps are therefore older than the
-weights that are trained on them, by the steps waiting in the ring and by that period.
+Weights are published every ``unroll_parameter_update_period`` iterations. Steps are therefore collected with older
+weights than the trained ones: older by up to that period, plus the time that the steps wait in the ring.
 
 Summaries ``async_unroll/...`` log how long the latest steps took, and their ``age``: how far the global counter has
-moved since the weights that acted were published.
+advanced since the weights that acted were published.
 
-State that acting changes (statistics of normalizers, visit counts) belongs to that process. It comes back with the
-steps, so that checkpoints contain it, and weights do not overwrite it. It may be ahead of the consumed steps by those
-waiting in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
+State that changes while acting (statistics of normalizers, visit counts) belongs to that process. It is sent back with
+the steps, so that checkpoints contain it, and published weights do not overwrite it. It may be ahead of the consumed
+steps by the steps waiting in the ring. Summaries and log records of the process go to the event files and the log of
+the run.
 
 If the process dies, the run ends with a checkpoint and a :class:`~alfx.utils.processes.LostProcessError` that shows the
 log tail of the process. If the learner dies, the process ends by itself.

@@ -30,7 +30,7 @@ _OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy
 
 @configurable
 class AwacAlgorithm(SacAlgorithm):
-    """Advantage-weighted actor-critic; see the module.
+    """Advantage-weighted actor-critic; see the module docstring for the method.
 
     Args:
         action_spec: nest of specs of continuous actions.

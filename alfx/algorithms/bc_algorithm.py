@@ -29,7 +29,7 @@ BcLossInfo = namedtuple('BcLossInfo', ['actor'], default_value=())
 
 @configurable
 class BcAlgorithm(OffPolicyAlgorithm):
-    """Clones recorded actions; see the module for the loss.
+    """Clones recorded actions; see the module docstring for the loss.
 
     The actions come from ``TrainerConfig.offline_buffer_dir`` and, if the run also collects, from the rollout. Actions
     of the rollout are the policy's own unless ``overwrite_policy_output`` records those of another controller.
@@ -39,13 +39,13 @@ class BcAlgorithm(OffPolicyAlgorithm):
         action_spec: nest of ``BoundedTensorSpec``, discrete or continuous, as far as the network supports them.
         reward_spec: spec of the reward, which is not used.
         actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
-        actor_optimizer: owns the parameters of the policy network.
+        actor_optimizer: optimizes the policy network.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
-        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
-            ``config.epsilon_greedy``, or 0 without a config. No effect on a network that outputs actions.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config. No effect on a network that outputs actions.
         name: name of this algorithm.
 
     Raises:

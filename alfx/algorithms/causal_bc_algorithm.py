@@ -40,16 +40,16 @@ BcLossInfo = namedtuple('BcLossInfo', ['actor', 'discriminator'], default_value=
 
 @configurable
 class CausalBcAlgorithm(BcAlgorithm):
-    """Behavior cloning of actions with temporally correlated noise; see the module.
+    """Behavior cloning of actions with temporally correlated noise; see the module docstring for the method.
 
-    Needs pairs of steps: a ``TrainerConfig.mini_batch_length`` of 1 is read as 2.
+    Needs pairs of steps: a ``TrainerConfig.mini_batch_length`` of 1 is treated as 2.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
         discriminator_network_cls: called as ``(input_tensor_spec=, last_layer_size=, last_activation=)``; creates f, a
             feed-forward network whose output has as many elements as the action.
-        discriminator_optimizer: owns the parameters of f.
+        discriminator_optimizer: optimizes f.
         f_norm_penalty_weight: weight of the norm of f in the loss of f, at least 0.
         bc_regulatization_weight: weight of the squared residual in the loss of the policy, at least 0.
         kwargs: arguments of :class:`~alfx.algorithms.bc_algorithm.BcAlgorithm`; ``actor_network_cls`` creates a network
@@ -107,7 +107,7 @@ class CausalBcAlgorithm(BcAlgorithm):
 
 def residual_losses(residual: Tensor, prediction: Tensor, bc_weight: float, norm_weight: float
                     ) -> tuple[Tensor, Tensor]:
-    """Compute the losses of the two players of the game, see the module.
+    """Compute the losses of the two players of the game; see the module docstring.
 
     Args:
         residual: e, ``[..., D]``, with gradient to the policy.

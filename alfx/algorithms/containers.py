@@ -426,9 +426,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         algorithm: the wrapped algorithm, or a constructor, called as ``(observation_spec=, action_spec=, reward_spec=,
             config=, debug_summaries=)``.
         env: batched environment, for the root algorithm.
-        reward_spec: of rank 0 or 1.
+        reward_spec: spec of rank 0 or 1.
         config: configuration, for the root algorithm.
-        optimizer: owns the parameters that no optimizer of ``algorithm`` owns.
+        optimizer: optimizes the parameters that the optimizers of ``algorithm`` do not.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 

@@ -5,7 +5,7 @@
 with n the number of visits to the cell of the observation arrived at, including the current visit (Strehl and Littman
 2008, doi:10.1016/j.jcss.2007.08.009; Bellemare et al. 2016, arXiv:1606.01868). Observations are mapped to cells by
 SimHash (Tang et al., algorithm 1), the signs of k random projections, or by a grid if they have few components. At
-FIRST no transition has happened: the reward is 0, but the visit counts. Differs from the paper: observations are
+FIRST no transition has happened: the reward is 0, but the visit is counted. Differs from the paper: observations are
 optionally normalized and not preprocessed otherwise; counts are stored in a table of fixed size 2^k rather than a hash
 table; simultaneous visits of several environments are counted before any of them is rewarded.
 

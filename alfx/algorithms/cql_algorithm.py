@@ -109,7 +109,7 @@ def _without_last_step(penalty: Tensor) -> Tensor:
 
 @configurable
 class CqlAlgorithm(SacAlgorithm):
-    """Soft actor-critic with conservative critics; see the module.
+    """Soft actor-critic with conservative critics; see the module docstring for the method.
 
     For a multi-dimensional reward the penalty applies to the weighted sum of the values.
 
@@ -193,7 +193,7 @@ class CqlAlgorithm(SacAlgorithm):
 
 @configurable
 class DiscreteCqlAlgorithm(DqnAlgorithm):
-    """Deep Q-learning with conservative critics; see the module.
+    """Deep Q-learning with conservative critics; see the module docstring for the method.
 
     For a multi-dimensional reward the penalty applies to the weighted sum of the values, for distributions to their
     mean.

@@ -25,7 +25,7 @@ from alfx.utils.schedulers import as_scheduler
 
 @configurable
 class DaggerAlgorithm(BcAlgorithm):
-    """Clones the actions of an expert in the states that the policy visits; see the module.
+    """Clones the actions of an expert in the states that the policy visits; see the module docstring.
 
     Args:
         observation_spec: nest of specs of the observation.

@@ -49,7 +49,7 @@ class DataTransformer(ModuleWithSpecs):
     needs_episodic_info = False  # needs the episode boundaries of the replay buffer
     must_be_first = False  # no other transformer may come before this one
     changes_time_steps = True  # transformers that look into the replay buffer have to come before this one
-    changes_experience = True  # returns other tensors than the replay buffer does
+    changes_experience = True  # returns tensors that differ from those in the replay buffer
     changes_rewards = False
     stacked_fields: Sequence[str] = ()  # paths in the observation that a FrameStacker stacks
     has_action_mask = False  # provides a mask of valid actions
@@ -595,14 +595,14 @@ class RewardScaling(RewardTransformer):
 
 @configurable
 class DatasetRewardScaling(RewardTransformer):
-    """Multiplies rewards so that the best and the worst episode of all offline data are ``return_range`` apart.
+    """Scales rewards so that the returns of the best and the worst offline episode differ by ``return_range``.
 
     One learning rate and one temperature then suit tasks with small and with large rewards (Kostrikov et al. 2021,
     arXiv:2110.06169, appendix B). The factor is computed once, before training starts, and is part of the
     ``state_dict``; collected data is scaled by the same factor. Reported returns are those of the environment.
 
     Args:
-        return_range: difference of returns after scaling.
+        return_range: difference of the two returns after scaling.
         observation_spec: nest of specs of the observation.
     """
 
@@ -664,8 +664,8 @@ class RewardNormalizer(RewardTransformer):
     Args:
         observation_spec: nest of specs of the observation.
         normalizer: normalizer for the reward spec of the environment; None for an ``AdaptiveNormalizer``.
-        update_max_calls: if above 0, the statistics are updated only by this many batches, the first ones in the run
-            mode ``update_mode``.
+        update_max_calls: if above 0, stop updating the statistics after this number of batches in the run mode
+            ``update_mode``.
         clip_value: if above 0, the results are clipped to ``[-clip_value, clip_value]``.
         update_mode: 'replay' or 'rollout': run mode in which the statistics are updated; on-policy training needs
             'rollout'.
@@ -743,8 +743,8 @@ class HindsightExperienceTransformer(DataTransformer):
             reward ``[B, T]`` for arriving at a step. It is verified against every stored reward. With the default,
             ``compute_reward`` of the environment is used if it has this method.
         terminal_reward: reward of reaching the goal if that terminates an episode: a step at which the new goal is
-            reached becomes LAST with discount 0, and a step where only the original goal was reached is bootstrapped
-            from. None: reaching the goal does not terminate, as in the tasks of ``suite_robotics``.
+            reached becomes LAST with discount 0, and a step at which only the original goal was reached is treated as a
+            truncation. None: reaching the goal does not terminate the episode, as in the tasks of ``suite_robotics``.
 
     Raises:
         SpecError: the goals do not exist or have different specs.
@@ -792,7 +792,7 @@ def create_data_transformer(data_transformer_ctor: Union[None, TransformerCtor, 
         device: device of the statistics; None for the default device.
 
     Raises:
-        SpecError: a transformer does not fit the observation.
+        SpecError: a transformer does not support the observation.
         ValueError: the order of the transformers is wrong.
     """
     ctors = [data_transformer_ctor] if callable(data_transformer_ctor) else list(data_transformer_ctor or ())

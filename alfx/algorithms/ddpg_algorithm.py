@@ -66,15 +66,15 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; the critics then have K values.
+        reward_spec: spec of rank 0, or of rank 1 for a K-dimensional reward; the critics then have K values.
         actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network.
         critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for a K-dimensional
             reward also ``output_tensor_spec=``; creates one critic.
         reward_weights: K weights of the value dimensions in the policy's objective; ``None``: all 1.
-        epsilon_greedy: probability in evaluation of adding the exploration noise of a first step to an action;
-            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        epsilon_greedy: in evaluation, the probability of adding exploration noise, as at the first step of an episode,
+            to an action; ``None``: ``config.epsilon_greedy``, or 0 without a config.
         calculate_priority: compute priorities for prioritized replay: the root mean squared TD error of a sequence, or,
-            with another critic loss, the root of its mean.
+            with another critic loss, the square root of the mean loss.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
         ou_stddev: standard deviation of the increments of the Ornstein-Uhlenbeck noise, in units of half the range of
@@ -90,8 +90,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         dqda_clipping: clip the gradient of the value with respect to each element of the action to ``[-dqda_clipping,
             dqda_clipping]``; ``None`` or 0: no clipping.
         action_l2: weight of the squared norm of the action in the loss of the policy.
-        actor_optimizer: owns the parameters of the actor.
-        critic_optimizer: owns the parameters of the critics.
+        actor_optimizer: optimizes the actor.
+        critic_optimizer: optimizes the critics.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
@@ -233,7 +233,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return self._rollout_random_action()
 
     def _with_critic_states(self, state: Any, inputs: TimeStep, action: NestedTensor, taken: NestedTensor) -> Any:
-        """Return ``state`` with the states that only training needs advanced by one step."""
+        """Advance the parts of ``state`` that only training needs by one step, and return the new state."""
         _, actor_critics = self._critic_networks((inputs.observation, action), state.actor.critics)
         _, critics = self._critic_networks((inputs.observation, taken), state.critics.critics)
         _, target_actor, target_critics = self._target_values(Rows((inputs, DdpgInfo(action=taken))), state.critics)

@@ -1,22 +1,23 @@
 """DEIR (Wan et al. 2023, arXiv:2304.10770): a bonus for observations that differ from all others of the episode.
 
-With z[t] the feature of an observation and h[t] the trajectory that led to it, the state of a recurrent network after
-the features of the steps before t (0 at FIRST), the reward for arriving at t is
+Let z[t] be the feature of an observation, and h[t] the trajectory that led to it: the state of a recurrent network
+after the features of the steps before t (0 at FIRST). The reward for arriving at t is
 
     r[t] = min_{i < t} |z[t] - z[i]|^2 / (|h[t] - h[i]| + 1e-6)
 
-with i from the first step of the episode on. Where the same trajectory leads to different observations, these differ
-by chance, and the difference counts more; a difference that distant trajectories explain counts less.
+with i from the first step of the episode on. If the same trajectory leads to different observations, they differ by
+chance, and the difference counts more; if distant trajectories explain the difference, it counts less.
 
-Both networks belong to a discriminator, which learns to distinguish the observation that follows from another one:
+Both networks belong to a discriminator, which learns to tell the true next observation from another observation:
 
     minimize  1/2 (-log D(h[t + 1], a[t], z[t + 1]) - log(1 - D(h[t + 1], a[t], z')))
 
-z' is the feature of another observation: of two drawn from a queue of rewarding observations, one that differs from
-the true one. The features therefore keep what a trajectory and an action determine. Differs from the paper:
+z' is the feature of another observation: two are drawn from a queue of rewarding observations, and one that differs
+from the true observation is used. The features therefore keep what a trajectory and an action determine. Differs from
+the paper:
 
-* The discriminator is trained on the minibatches of the policy algorithm, as often as the policy, and not in epochs of
-  its own. Its other observations are drawn once for each step, when the step is collected.
+* The discriminator is trained on the minibatches of the policy algorithm, as often as the policy, and not in separate
+  epochs. The other observation of a step is drawn once, when the step is collected.
 * Gradients pass through one step of the recurrent network, which starts from the state of the rollout.
 * There is no batch norm, unless ``encoding_net`` has it.
 """
@@ -79,7 +80,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
         hidden_size: sizes of the hidden layers of the discriminator, or the size of a single layer.
         queue_capacity: number of observations in the queue, which is part of checkpoints; a longer queue remembers the
             start of the run for longer.
-        capacity: steps of an episode that are remembered; of a longer episode the oldest are forgotten.
+        capacity: number of steps of an episode that are remembered; in a longer episode the oldest steps are forgotten.
         normalization: rule of :class:`~alfx.algorithms.exploration.normalization.RewardNormalization`.
         return_discount: discount of the sum of rewards with ``normalization = 'return_std'``.
         clip_value: if positive, clip normalized rewards to plus and minus this value.
@@ -87,7 +88,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
         name: name of this algorithm.
 
     Raises:
-        ConfError: an argument does not fit, or the policy algorithm samples stored steps.
+        ConfError: an argument is invalid, or the policy algorithm samples stored steps.
         SpecError: the output of ``encoding_net`` is not one tensor of floats.
     """
 
@@ -128,11 +129,6 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
                                         'whole trajectories', 'use PPO, or another bonus such as e3b.gin')])
 
     # Rewards ---------------------------------------------------------------------------------------------------
-
-    @property
-    def rewards_unrolls_at_once(self) -> bool:
-        """Return True: rewards depend on whole trajectories."""
-        return True
 
     @property
     def unroll_state_spec(self) -> NestedTensorSpec:
@@ -246,7 +242,7 @@ class DeirAlgorithm(IntrinsicRewardAlgorithm):
 
 
 class _ObservationQueue(torch.nn.Module):
-    """The latest observations that were added.
+    """Queue of the latest observations that were added.
 
     Args:
         observation_spec: nest of their specs.

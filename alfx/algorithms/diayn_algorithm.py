@@ -63,20 +63,20 @@ class DIAYNAlgorithm(Algorithm):
         encoding_net: encodes the representation; a feed-forward network, or a constructor, called as
             ``(input_tensor_spec=)`` with the spec of the representation. It is trained by the loss of the
             discriminator.
-        reward_adapt_speed: adaptation speed of the statistics that scale rewards: of T steps about the last ``T /
-            reward_adapt_speed`` count.
+        reward_adapt_speed: adaptation speed of the statistics that scale rewards: after T steps, about the last ``T /
+            reward_adapt_speed`` steps count.
         observation_spec: spec of the representation, or ``[representation, skill]`` if it is a list of two. If given,
             representations are normalized by their mean and variance before they are encoded.
         hidden_size: sizes of hidden layers between the encoding and the prediction; a number for one layer.
         hidden_activation: activation of the hidden layers.
         name: name of this algorithm.
         action_spec: not used; part of the interface of an intrinsic reward module.
-        normalize_observation: set to False to disable normalization although ``observation_spec`` is given.
+        normalize_observation: set to False to disable normalization even if ``observation_spec`` is given.
         optimizer: trains discriminator and ``encoding_net``; None to leave that to the enclosing algorithm.
 
     Raises:
         ConfError: a number is out of range.
-        SpecError: ``skill_spec`` is not a valid spec of a skill, or does not fit the goals in ``observation_spec``.
+        SpecError: ``skill_spec`` is not a valid spec of a skill, or does not match the goals in ``observation_spec``.
         ValueError: ``encoding_net`` is recurrent, or a required argument is missing.
     """
 
@@ -303,7 +303,7 @@ def _size(skill_spec: TensorSpec, name: str) -> int:
 
 
 def _check_goals(skill_spec: TensorSpec, num_skills: int, goal_spec: TensorSpec | None, name: str) -> None:
-    """Raise ``SpecError`` if goals do not fit the spec of skills."""
+    """Raise ``SpecError`` if goals do not match the spec of skills."""
     if goal_spec is None:
         return
     one_hot = goal_spec.is_continuous and tuple(goal_spec.shape) == (num_skills, )

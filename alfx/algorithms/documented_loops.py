@@ -44,7 +44,7 @@ class DocumentedLoops:
     def unroll(self, unroll_length: int) -> Experience | None:
         """Collect ``unroll_length`` steps of each environment, store them for replay and update the metrics.
 
-        On-policy, with ``unroll_with_grad``, and if whole unrolls are trained on, one more step follows that the
+        On-policy, with ``unroll_with_grad``, and if whole unrolls are trained on, one more step is computed, which the
         environment does not see; values are bootstrapped from it.
 
         Returns:

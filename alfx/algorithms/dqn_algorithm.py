@@ -64,10 +64,10 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
-        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward, with separate critics for each dimension.
+        reward_spec: spec of rank 0, or of rank 1 for a K-dimensional reward, with separate critics for each dimension.
             Actions are compared by the sum of their values weighted by ``reward_weights``.
         q_network_cls: called as ``(input_tensor_spec=, action_spec=)``, also with ``num_atoms=`` if that is given.
-        q_optimizer: owns the parameters of the critics; ``None``: the enclosing algorithm's optimizer does.
+        q_optimizer: optimizes the critics; ``None``: the optimizer of the enclosing algorithm.
         rollout_epsilon_greedy: probability of a uniformly random action in the rollout, a number or a scheduler.
         target_net_target_action: bootstrap from the best action of the target network (DQN) or, if False, from the best
             action of the trained network (double DQN).
@@ -100,7 +100,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             starting such a repetition.
 
     Raises:
-        ValueError: the action is not a single discrete one, the networks do not fit it, or a number is out of range.
+        ValueError: the action is not a single discrete one, the networks do not match it, or a number is out of range.
     """
 
     predicts_from_observation = True

@@ -48,7 +48,7 @@ rewards."""
 
 @configurable
 class DynamicActionRepeatAgent(OffPolicyAlgorithm):
-    """Agent whose decisions are an action and a number of steps, 1 to K, to repeat it.
+    """Agent that decides on an action and for how many steps, 1 to K, to repeat it.
 
     With k steps between two decisions the inner algorithm sees the reward ``sum_i gamma^(i-1) r[i]`` (i from 1 to k)
     and the discount ``gamma^(k-1) d[k]``, which with its own gamma gives ``gamma^k``. The end of an episode ends a
@@ -57,7 +57,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of continuous actions.
-        reward_spec: of rank 0 or 1.
+        reward_spec: spec of rank 0 or 1.
         env: batched environment.
         config: configuration; training has to sample from the replay buffer (``whole_replay_buffer_training = False``).
         K: largest number of steps for which an action is repeated.
@@ -70,7 +70,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         reward_normalizer_ctor: creates a ``RewardNormalizer`` that normalizes each of the summed rewards; its
             statistics are updated in replay, from the reward sampled in each repetition.
         gamma: discount of the rewards within a repetition; use the gamma of the inner algorithm's loss.
-        optimizer: owns the parameters that no optimizer of the inner algorithm owns.
+        optimizer: optimizes the parameters that the optimizers of the inner algorithm do not.
         debug_summaries: write more summaries.
         name: name of this agent.
 
@@ -244,7 +244,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         if self._reward_normalizer is not None:
             self._reward_normalizer(rollout_info.sample_rewards)  # updates the statistics
             normalizer, clip_value = self._reward_normalizer.normalizer, self._reward_normalizer.clip_value
-            # Each of the summed rewards has to be shifted by the mean, but normalize() shifts the sum once.
+            # Each of the summed rewards has to be shifted by the mean, but transform() shifts the sum only once.
             shift = normalizer.transform(torch.zeros_like(reward))
             extra = _like(rollout_info.reward_weight - 1.0, reward) * shift
             reward = torch.where(_like(root_inputs.is_first(), reward), 0.0, normalizer.transform(reward) + extra)

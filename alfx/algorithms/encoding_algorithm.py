@@ -116,7 +116,7 @@ class EncodingAlgorithm(EncoderAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of the action; only used with ``time_step_as_input``.
-        reward_spec: of rank 0 or 1; only used with ``time_step_as_input``.
+        reward_spec: spec of rank 0 or 1; only used with ``time_step_as_input``.
         encoder_cls: creates the ``Network``; called with the spec of its input.
         time_step_as_input: pass the whole ``TimeStep`` (without ``env_info``, ``untransformed`` and ``action_mask``) to
             the network instead of the observation.
@@ -125,7 +125,7 @@ class EncodingAlgorithm(EncoderAlgorithm):
         loss_fields: path of the losses in the output of the network, or a nest of paths; each loss is one number per
             sample. ``None``: no losses.
         loss_weights: a number for each of ``loss_fields``, in the same structure; ``None``: all 1.
-        optimizer: owns the parameters of the network; ``None``: the agent's optimizer does.
+        optimizer: optimizes the network; ``None``: the optimizer of the agent.
         config: the configuration of the run.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.

@@ -46,7 +46,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; returns are then sums weighted by
+        reward_spec: spec of rank 0, or of rank 1 for a K-dimensional reward; returns are then sums weighted by
             ``reward_weights``.
         actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; creates a network that outputs actions, or
             distributions, whose most likely action is taken.
@@ -62,11 +62,11 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         weight_decay: this fraction of the parameters is subtracted from the gradient.
         is_stochastic: members sample their actions from the distributions.
         reward_weights: K weights of the reward dimensions; ``None``: all 1.
-        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
-            ``config.epsilon_greedy``, or 0 without a config.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        optimizer: owns all parameters and applies the estimated gradient. The papers of 'snes' and 'ars' use ``SGD``,
+        optimizer: updates all parameters by the estimated gradient. The papers of 'snes' and 'ars' use ``SGD``,
             for 'snes' with learning rate 1.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
@@ -143,8 +143,8 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         field = config.async_actor_field
         if field:
             raise ConfError([problem_at('TrainerConfig', field, f'= {getattr(config, field)!r} '
-                                        f'is not supported by {self._name}, whose members act', 'remove it, and train '
-                                        'in several processes: --num_processes 2')])
+                                        f'is not supported by {self._name}, because its members act in this process',
+                                        'remove it, and train in several processes: --num_processes 2')])
         changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
                            if getattr(t, 'changes_rewards', False)]
         if changes_rewards:

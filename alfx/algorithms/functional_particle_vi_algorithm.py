@@ -74,7 +74,7 @@ class FunctionSpace:
 
 @configurable
 class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
-    """Ensemble of networks trained by particle-based variational inference; see the module.
+    """Ensemble of networks trained by particle-based variational inference; see the module docstring.
 
     Args:
         data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, which also documents the
@@ -97,7 +97,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         num_particles: number N of networks.
         entropy_regularization: weight of the repulsion; ``None``: batch size divided by number of samples.
         loss_type: 'classification' or 'regression'.
-        voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
+        voting: 'soft' chooses classes by the mean of the probabilities, 'hard' by majority vote.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
         function_vi: use the outputs of the networks as particles; not with 'minmax'.
         function_bs: ``batch_size`` of :class:`FunctionSpace`.

@@ -51,7 +51,7 @@ _ROWS_AT_ONCE = 1 << 22
 
 @configurable
 class Generator(Algorithm):
-    """Maps noise, and optionally inputs, to outputs; see the module.
+    """Maps noise, and optionally inputs, to outputs; see the module docstring.
 
     Args:
         output_dim: size D of an output.
@@ -200,7 +200,7 @@ class Generator(Algorithm):
 
     def _noise(self, inputs: NestedTensor, batch_size: int | None) -> Tensor:
         if (inputs is not None) != self._has_inputs:
-            raise ValueError(f'{self._name}: {"expected inputs" if self._has_inputs else "there are no inputs"}, found '
+            raise ValueError(f'{self._name}: {"expected inputs" if self._has_inputs else "expected no inputs"}, found '
                              f'{"none" if inputs is None else "some"}; see input_tensor_spec')
         if inputs is not None:
             batch_size = nest.get_nest_batch_size(inputs)

@@ -2,9 +2,9 @@
 
 A subclass of :class:`HandcraftedAlgorithm` implements ``_policy_func``, which maps an observation to an action. Such a
 policy collects experience and is evaluated and played like any other, but is not trained. It serves as a baseline, and
-as the policy of an agent in which another part learns, such as a representation of images. There is no paper.
-:class:`RandomAlgorithm`, uniformly random actions, :class:`LinearFeedbackAlgorithm` and :class:`WaypointAlgorithm` have
-no counterpart in ALF.
+as the policy of an agent in which another part learns, such as a representation of images. These policies do not come
+from papers. :class:`RandomAlgorithm` (uniformly random actions), :class:`LinearFeedbackAlgorithm` and
+:class:`WaypointAlgorithm` have no counterpart in ALF.
 """
 import math
 from collections.abc import Sequence

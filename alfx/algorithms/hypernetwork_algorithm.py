@@ -33,7 +33,7 @@ from alfx.utils.math_ops import identity
 
 @configurable
 class HyperNetwork(SupervisedEnsemble, Algorithm):
-    """Distribution of networks; see the module.
+    """Distribution of networks; see the module docstring.
 
     Args:
         data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, which also documents the
@@ -76,7 +76,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         function_extra_bs_sampler: ``sampler`` of ``FunctionSpace``.
         function_extra_bs_std: ``stddev`` of ``FunctionSpace``.
         loss_type: 'classification' or 'regression'.
-        voting: 'soft': classes by the mean of the probabilities; 'hard': by majority.
+        voting: 'soft' chooses classes by the mean of the probabilities, 'hard' by majority vote.
         par_vi: 'svgd' (the same as 'svgd3'), 'svgd2', 'svgd3', 'gfsf' or 'minmax'.
         num_train_classes: number of classes in the training data.
         critic_optimizer: trains the critic of 'minmax'.

@@ -187,7 +187,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
         """Compute the rewards ``[T + 1, B]`` of an unroll; ``info``: ``ICMPair`` of each step and the next one.
 
-        The loss of arriving at a step is therefore assigned to the previous step, and none is missing. See the base
+        The loss of arriving at a step is therefore assigned to the previous step, and no loss is missing. See the base
         class.
         """
         shape = inputs.step_type[1:].shape

@@ -2,7 +2,7 @@
 
 An unroll is stored with the distributions from which its actions were sampled, trained on as a whole with V-trace, and
 dropped. Distributions and values are recomputed at every update, from the recurrent state that the rollout had at the
-start of the sequence. The age of the policy that acted therefore does not matter, nor whether it acted in another
+start of the sequence. It therefore does not matter how old the policy that acted is, or whether it acted in another
 process. The loss is in :mod:`alfx.algorithms.vtrace_loss`.
 
 Unlike the synchronous actor-critic, it trains from the replay buffer, because it needs only actions and their
@@ -40,8 +40,8 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
     With ``TrainerConfig.whole_replay_buffer_training`` and ``clear_replay_buffer`` each unroll is trained on for
     ``num_updates_per_train_iter`` epochs (one in the paper), cut into sequences of ``mini_batch_length`` steps
     (``None``: all steps of the unroll), with ``mini_batch_size`` sequences per update (``None``: the number of
-    environments). Otherwise sequences are sampled from the replay buffer; the last step of each is only bootstrapped
-    from.
+    environments). Otherwise sequences are sampled from the replay buffer; the last step of each is only used to
+    bootstrap.
 
     Args:
         loss: a ``VTraceLoss``; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
@@ -74,8 +74,8 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
         """Reject configurations under which ratios or targets would be wrong.
 
         Raises:
-            ConfError: a recurrent policy would be trained from another state than it acted from, sequences have no step
-                to bootstrap from, or sampling uses priorities, which the loss does not compute.
+            ConfError: a recurrent policy would be trained from a different state than the one it acted from, sequences
+                have no step to bootstrap from, or sampling uses priorities, which the loss does not compute.
         """
         super().check_config(config)
         problems = []
@@ -85,7 +85,7 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
                                        f'{self._name}: {reason}', hint))
 
         if not config.whole_replay_buffer_training and (config.mini_batch_length or 1) < 2:
-            refuse('mini_batch_length', 'the last step of a sampled sequence is only bootstrapped from',
+            refuse('mini_batch_length', 'the last step of a sampled sequence is only used to bootstrap',
                    'set it to 2 or more')
         if config.priority_replay:
             refuse('priority_replay', 'its loss computes no priorities', 'set it to False')

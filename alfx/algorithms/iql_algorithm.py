@@ -58,12 +58,12 @@ IqlLossInfo = namedtuple('IqlLossInfo', ['actor', 'critic', 'value'], default_va
 
 @configurable
 class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
-    """Implicit Q-learning; see the module.
+    """Implicit Q-learning; see the module docstring for the method.
 
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of continuous actions.
-        reward_spec: of rank 0, or of rank 1 for a K-dimensional reward; critics and V then have K values.
+        reward_spec: spec of rank 0, or of rank 1 for a K-dimensional reward; critics and V then have K values.
         actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; creates the policy network, which outputs
             distributions.
         critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for a K-dimensional
@@ -71,8 +71,8 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         v_network_cls: called as ``(input_tensor_spec=)``, for a K-dimensional reward also ``output_tensor_spec=``;
             creates V.
         reward_weights: K weights of the advantages in the policy's objective; ``None``: all 1.
-        epsilon_greedy: probability in evaluation of sampling an action instead of taking the most likely one; ``None``:
-            ``config.epsilon_greedy``, or 0 without a config.
+        epsilon_greedy: in evaluation, the probability of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
         calculate_priority: compute priorities for prioritized replay: the root mean squared TD error of a sequence.
         num_critic_replicas: number n of critics; the minimum over target critics is used.
         env: batched environment, for the root algorithm.
@@ -83,9 +83,9 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             more stable but learn more slowly.
         target_update_period: number of training updates per update of the target critics.
         temperature: temperature of the policy's weights, above 0; 1 / beta in the paper.
-        actor_optimizer: owns the parameters of the actor.
-        critic_optimizer: owns the parameters of the critics.
-        value_optimizer: owns the parameters of V.
+        actor_optimizer: optimizes the actor.
+        critic_optimizer: optimizes the critics.
+        value_optimizer: optimizes V.
         expectile: tau, in (0, 1).
         max_exp_advantage: upper bound of the weights, above 0.
         checkpoint: as in ``Algorithm``.

@@ -230,8 +230,8 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
 def _check_trainable(owner: str, argument: str, module: Any) -> None:
     if module is None or not any(p.requires_grad for p in module.parameters()):
         raise ConfError([problem_at(owner, argument, 'has no parameters to optimize: '
-                                    f'{"there is no such module" if module is None else type(module).__name__} '
-                                    'has no parameters', 'leave it out')])
+                                    f'{"no such module" if module is None else type(module).__name__ + " has none"}',
+                                    'leave it out')])
 
 
 @configurable

@@ -47,7 +47,7 @@ MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_acti
 
 
 def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: float = 1e-6) -> tuple[Tensor, int]:
-    """Policy p that maximizes ``E_p(v) - c KL(q || p)``; see :func:`~alfx.tree_search.rules.reverse_kl_policy`.
+    """Return the p that maximizes ``E_p(v) - c KL(q || p)``; see :func:`~alfx.tree_search.rules.reverse_kl_policy`.
 
     Args:
         value: ``[N, K]``, v.
@@ -62,7 +62,7 @@ def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: f
 
 
 def calculate_kl_exploration_policy(value: Tensor, prior: Tensor, c: Tensor) -> tuple[Tensor, int]:
-    """Policy p that maximizes ``E_p(v) - c KL(p || q)``, which is ``q exp(v / c) / Z``.
+    """Return the policy p that maximizes ``E_p(v) - c KL(p || q)``, which is ``q exp(v / c) / Z``.
 
     Args:
         value: ``[N, K]``, v.

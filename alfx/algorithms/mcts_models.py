@@ -331,7 +331,7 @@ class MCTSModel(nn.Module):
 
     @staticmethod
     def _known(target: Any) -> Tensor:
-        """Bool mask ``[B, R + 1]`` of the steps that have targets."""
+        """Return the mask of the steps that have targets, bool ``[B, R + 1]``."""
         partial_ = target.is_partial_trajectory
         return ~((partial_[:, None] if partial_.ndim == 1 else partial_) & target.beyond_episode_end)
 

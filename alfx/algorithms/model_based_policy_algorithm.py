@@ -269,8 +269,8 @@ def _check_policy(owner: str, rl: Any) -> None:
                                     'choose an off-policy one, such as @SacAlgorithm')])
     if nest.flatten(rl.rollout_state_spec) or nest.flatten(rl.train_state_spec):
         raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'creates a recurrent {type(rl).__name__}, or one with '
-                                    'repeated or correlated noise, and imagined transitions do not start where its '
-                                    'state started', 'choose other networks or independent noise')])
+                                    'repeated or correlated noise, whose state is not known at the start of imagined '
+                                    'transitions', 'choose other networks or independent noise')])
 
 
 def _imaginable(time_step: TimeStep) -> TimeStep:

@@ -43,7 +43,7 @@ def soft_value_and_bonus(values: Tensor, action: Tensor, temperature: float, lea
 
 @configurable
 class MunchausenDqnAlgorithm(DqnAlgorithm):
-    """Deep Q-learning towards soft values, with a bonus for actions that the policy prefers; see the module.
+    """Deep Q-learning towards soft values, with a bonus for actions that the policy prefers.
 
     Args:
         temperature: temperature of the policy, tau in the paper. Larger values keep the policy closer to random.

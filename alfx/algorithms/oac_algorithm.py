@@ -91,7 +91,7 @@ def upper_bound(critics: Tensor, beta: float) -> Tensor:
 
 def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float,
                       resolution: Tensor | float = 0.0) -> list[Tensor]:
-    """Shift of the mean of a diagonal normal policy that raises a linear function most within a bound on the KL.
+    """Return the shift of a diagonal normal's mean that most increases a linear function within a bound on the KL.
 
     With the gradient g at the mean and the covariance S (Ciosek et al. 2019, proposition 1, eq. 7):
 

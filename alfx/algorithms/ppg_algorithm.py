@@ -138,7 +138,7 @@ class PPGAlgorithm(PPOAlgorithm):
         return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def _stores_returns(self) -> bool:
-        """The auxiliary phase needs the returns, even if the loss of PPO computes its own."""
+        """Return True: the auxiliary phase needs the returns, even if the loss of PPO computes its own."""
         return True
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:

@@ -49,7 +49,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
         action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
         reward_spec: spec of the reward, of rank 0.
         q_network_cls: called as ``(input_tensor_spec=, action_spec=)``; a feed-forward network.
-        q_optimizer: owns the parameters of the network; ``None``: the enclosing algorithm's optimizer does.
+        q_optimizer: optimizes the network; ``None``: the optimizer of the enclosing algorithm.
         gamma: discount factor.
         td_lambda: in [0, 1]; 0 gives one-step targets. Larger values learn faster from rare rewards, with more
             variance.

@@ -96,8 +96,8 @@ class TruncatedNormal(td.Distribution):
 class BoxUniform(td.Uniform):
     """Uniform distribution of each element on a closed interval; the arguments are those of ``torch``'s ``Uniform``.
 
-    Both ends of the interval have the density of the inside. In ``torch`` the density at the upper end is 0, although a
-    squashed action may be rounded to it.
+    The density at both ends equals the density inside. In ``torch`` it is 0 at the upper end, although a squashed
+    action may be rounded to this end.
     """
 
     _validate_args = False

@@ -129,8 +129,8 @@ def _check_truncation(name: str, num_dropped: int, num_quantiles: int, has_other
         raise ValueError(f'{name}.num_dropped_quantiles: expected a number from 0 to {num_quantiles - 1}, below the '
                          f'number of quantiles, found {num_dropped}')
     if has_other_reduction:
-        raise ValueError(f'{name}.num_dropped_quantiles excludes min_critic_by_critic_mean and bootstrap_critics = '
-                         "'mean'")
+        raise ValueError(f'{name}.num_dropped_quantiles cannot be combined with min_critic_by_critic_mean or '
+                         "bootstrap_critics = 'mean'")
 
 
 def _num_quantiles_of(loss: Any, name: str) -> int:

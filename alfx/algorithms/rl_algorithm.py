@@ -61,8 +61,8 @@ class RLAlgorithm(Algorithm):
         config: configuration; only the root algorithm needs it.
         optimizer: default optimizer.
         checkpoint: as in ``Algorithm``.
-        is_eval: parts that only training needs, such as critics, do not exist: the algorithm can act and be
-            evaluated, but :meth:`check_config` rejects its training.
+        is_eval: whether parts that only training needs, such as critics, are missing: the algorithm can act and be
+            evaluated, but :meth:`check_config` rejects training.
         overwrite_policy_output: store ``prev_action`` of the next time step as the action, for an environment that
             does not execute the given action, such as one that a person controls.
         debug_summaries: write more summaries.
@@ -206,7 +206,7 @@ class RLAlgorithm(Algorithm):
             ValueError: the reward is a scalar or has another size than the weights.
         """
         if self._reward_weights is None or reward_weights.shape != self._reward_weights.shape:
-            raise ValueError(f'reward_weights of shape {list(reward_weights.shape)} do not fit the reward spec '
+            raise ValueError(f'reward_weights of shape {list(reward_weights.shape)} do not match the reward spec '
                              f'{self._reward_spec}')
         self._reward_weights.copy_(reward_weights)
 

@@ -169,7 +169,8 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
         """Compute the rewards ``[T + 1, B]`` of an unroll; ``info`` is the ``RNDTarget`` of the next step.
 
-        The loss of arriving at a step thus belongs to the step before it, and none is missing. See the base class.
+        The loss of arriving at a step is thus assigned to the previous step, and no loss is missing. See the base
+        class.
         """
         with torch.no_grad():
             later = nest.map_structure(lambda x: x[1:].flatten(0, 1), inputs.observation)

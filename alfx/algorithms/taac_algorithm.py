@@ -4,7 +4,7 @@ Yu, Xu and Zhang 2021, "TAAC: Temporally Abstract Actor-Critic for Continuous Co
 a candidate action from an actor, then a switch b: 1 takes the candidate, 0 repeats the previous action. The variants
 with trajectories of higher order (TaacL, TaacQ) extend the previous trajectory instead of repeating an action.
 
-Differences from the paper: All actions are scaled to [-1, 1] internally, so that the previous action of an episode's
+Differences from the paper: all actions are scaled to [-1, 1] internally, so that the previous action of an episode's
 first step is the center of the range, whatever the bounds are. The actor receives a linear map of the previous
 trajectory to the size of the observation. The temperatures of actor and switch are independent parameters that start
 from the same value. Read next :mod:`alfx.algorithms.taac.action_curves`.
@@ -217,7 +217,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
             input_tensor_spec=(observation_spec, tau_spec), **values).make_parallel(num_critic_replicas)
         for network in (self._actor_network, self._critic_networks):
             if network.is_rnn:
-                raise ValueError(f'{type(self).__name__}: {network.name} is recurrent; expected feedforward networks. '
+                raise ValueError(f'{type(self).__name__}: {network.name} is recurrent; expected feed-forward networks. '
                                  'Use @FrameStacker in TrainerConfig.data_transformer_ctor for partial observations')
         self._target_critic_networks = self._critic_networks.copy(name='target_critics')
         self._update_target = TargetUpdater(self._critic_networks, self._target_critic_networks,

@@ -8,7 +8,7 @@ pair, ``f`` the fixed encoder and ``g`` the fixed target encoder::
     policy   maximizes  mean_i Q_i(s, pi(s, z_f), z_f, p_f)                                         (eq. 9)
 
 Every ``target_update_period`` updates the target networks become copies of the networks, g of f, and f of the encoder;
-``low`` and ``high`` become the smallest and largest target so far. The critics have the Huber loss, and sequences are
+``low`` and ``high`` become the smallest and largest target so far. The critics use the Huber loss, and sequences are
 sampled in proportion to ``max(|error|, 1)^0.4`` without importance weights (LAP, Fujimoto et al. 2020,
 arXiv:2007.06049), see the conf ``td7.gin``.
 
@@ -60,7 +60,7 @@ class Td7Algorithm(Td3Algorithm):
     Args:
         observation_spec: nest of specs of the observation; vectors, or what the networks preprocess.
         action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        reward_spec: of rank 0.
+        reward_spec: spec of rank 0.
         actor_network_ctor: called as ``(input_tensor_spec=(observation_spec, z_spec), action_spec=)``.
         critic_network_ctor: called as ``(input_tensor_spec=((observation_spec, action_spec), (z_spec, p_spec)))``;
             creates one critic.
@@ -71,7 +71,7 @@ class Td7Algorithm(Td3Algorithm):
         target_update_period: number of training updates between two copies of all networks. Smaller values learn faster
             but are less stable.
         encoder_ctor: called with ``observation_spec`` and ``action_spec``; creates the encoder.
-        encoder_optimizer: owns the parameters of the encoder.
+        encoder_optimizer: optimizes the encoder.
         policy_checkpoints: schedule by which policies are assessed between updates and kept for evaluation. It needs
             one environment, ``unroll_length = 1`` and a rollout in this process; the returns are those of the rollout,
             with exploration noise. ``None``: train in each iteration, and evaluate the current policy.

@@ -38,7 +38,7 @@ TracInfo = namedtuple('TracInfo', ['action_distribution', 'observation', 'state'
 
 
 def policy_distance(before: Any, after: Any) -> Tensor:
-    """Distance between two distributions of the same kind.
+    """Return the distance between two distributions of the same kind.
 
     For (one-hot) categorical distributions it is the squared distance of the normalized logits; for a deterministic
     policy the squared distance of the actions; otherwise ``KL(before || after) + KL(after || before)``. A common

@@ -222,7 +222,8 @@ class Beta(td.Beta):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value`` clipped as samples are, elementwise.
 
-        An action in other bounds, such as [20, 25], is rounded to an end, where the density may be infinite.
+        Rescaling an action from other bounds, such as [20, 25], may round it to 0 or 1, where the density may be
+        infinite.
         """
         if self._validate_args:
             self._validate_sample(value)

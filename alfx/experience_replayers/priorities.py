@@ -60,7 +60,7 @@ class Priorities(SharedArrays):
     def update(self, env_ids: np.ndarray, positions: np.ndarray, priorities: np.ndarray) -> None:
         """Set priorities (``[B]`` each).
 
-        The last priority counts for a step that occurs twice. Steps that are no longer stored are ignored.
+        If a step occurs more than once, its last priority counts. Steps that are no longer stored are ignored.
         """
         if not len(priorities):
             return

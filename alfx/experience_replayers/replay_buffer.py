@@ -75,7 +75,7 @@ class ReplayBuffer(RingBuffer):
             :attr:`checkpoint_limit`.
         memory_map_dir: folder for memory-mapped storage in unnamed files, which are deleted together with the buffer.
             None for storage in memory.
-        name: name of this buffer in errors.
+        name: name of this buffer in error messages.
 
     Attributes:
         checkpoint_limit: maximum size, in bytes, of contents that are saved with ``enable_checkpoint = None``.

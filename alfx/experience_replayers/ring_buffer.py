@@ -48,7 +48,7 @@ class RingBuffer:
         device: device of the storage.
         allow_multiprocess: the buffer can be passed to other processes, which then work on the same contents.
         memory_map_dir: folder for memory-mapped storage in a file instead of memory.
-        name: name of this buffer in errors.
+        name: name of this buffer in error messages.
 
     Attributes:
         bytes_per_step: size of the data of one step of one environment in bytes, without padding.
@@ -291,7 +291,7 @@ class RingBuffer:
         slots = torch.from_numpy(self._rings.slots(steps, envs))
         for leaf, new in zip(chosen, nest.flatten(values)):
             if new.shape[0] != len(steps) or steps.ndim != 1:
-                raise SpecError(f'{where}: {field}: expected [B, ...] with B as of env_ids and positions, found '
+                raise SpecError(f'{where}: {field}: expected [B, ...] with the B of env_ids and positions, found '
                                 f'{tuple(new.shape)}, {tuple(env_ids.shape)} and {tuple(positions.shape)}')
             self._store.write_leaf(leaf, slots, new)
         self._changed(chosen, np.unique(envs))

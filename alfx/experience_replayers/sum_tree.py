@@ -19,7 +19,7 @@ class SumTree(SharedArrays):
     """A tree of ``capacity`` weights, initially 0, and the sums for drawing in proportion to them.
 
     Sums are float64 and are always recomputed from the children, never updated by differences, so they do not drift:
-    they are those of a new tree with the same weights.
+    they equal the sums of a new tree with the same weights.
 
     Args:
         capacity: number of weights.

@@ -97,7 +97,7 @@ class _ConvBase(nn.Module):
                          f'[B, {n}, {self._in_channels}, H, W], found {list(inputs.shape)}')
 
     def extra_repr(self) -> str:
-        """The arguments shown by ``print``."""
+        """Return the arguments that ``print`` shows."""
         n = '' if self._n is None else f', n={self._n}'
         return (f'{self._in_channels}, {self._out_channels}, kernel_size={self._kernel_size}{n}, '
                 f'strides={self._strides}, padding={self._padding}, bias={self.bias is not None}')
@@ -117,7 +117,7 @@ class Conv2D(_ConvBase):
         use_bias: add a bias; ``None`` adds one unless there is batch norm.
         use_bn: use batch norm before the activation.
         use_ln: normalize over channels and positions before the activation, or with ``'channels'`` over the channels
-            of each position; excludes ``use_bn``.
+            of each position; not with ``use_bn``.
         weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
         bn_ctor: creates the batch norm from the number of channels.
         kernel_initializer: initializes the weights in place; ``None`` uses
@@ -186,7 +186,7 @@ class ParallelConv2D(_ConvBase):
                                      1, groups))
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with a norm."""
+        """Return the first layers, see :func:`alfx.layers.sequential.first_layers`; ``None`` with a norm."""
         return partial(self, first=k) if self._is_separable else None
 
 

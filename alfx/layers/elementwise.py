@@ -66,7 +66,7 @@ class Dropout(ElementwiseLayerBase):
         return inputs * (kept * (1.0 / (1.0 - self._rate))).to(inputs.dtype)
 
     def extra_repr(self) -> str:
-        """The arguments shown by ``print``."""
+        """Return the arguments that ``print`` shows."""
         return f'rate={self._rate}'
 
 

@@ -44,7 +44,7 @@ class FC(_FullyConnected):
         activation: applied to the result; may be an in-place function.
         use_bias: add a bias.
         use_bn: use batch norm before the activation.
-        use_ln: use layer norm before the activation; excludes ``use_bn``.
+        use_ln: use layer norm before the activation; not with ``use_bn``.
         bn_ctor: creates the batch norm from the number of features.
         kernel_initializer: initializes the weights in place; ``None`` uses
             :func:`~alfx.initializers.variance_scaling_init`.
@@ -54,8 +54,8 @@ class FC(_FullyConnected):
         use_torch_init: initialize weights and bias like ``torch.nn.Linear`` instead.
         weight_opt_args: optimizer arguments of the weights, stored as ``weight.opt_args``.
         bias_opt_args: optimizer arguments of the bias, stored as ``bias.opt_args``.
-        norm: creates another norm from the number of features, such as :class:`~alfx.norm_layers.BatchNorm`; excludes
-            ``use_bn`` and ``use_ln``.
+        norm: creates another norm from the number of features, such as :class:`~alfx.norm_layers.BatchNorm`; not with
+            ``use_bn`` or ``use_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         dropout: rate of :class:`~alfx.layers.Dropout` of ``W x + b``, before norm and activation.
         unit_weights: keep the weights of each output at norm 1: initially and after each update that trains them. The
@@ -121,7 +121,7 @@ class FC(_FullyConnected):
         return ParallelFC(self.input_size, self.output_size, n, **self._config)
 
     def extra_repr(self) -> str:
-        """The arguments shown by ``print``."""
+        """Return the arguments that ``print`` shows."""
         return f'{self.input_size}, {self.output_size}, bias={self.bias is not None}'
 
 
@@ -181,7 +181,7 @@ class ParallelFC(_FullyConnected):
 
         Args:
             inputs: see above.
-            first: compute only the first ``first`` layers; it replaces n in all shapes. Excludes batch norm and
+            first: compute only the first ``first`` layers; it replaces n in all shapes. Not with batch norm or
                 ``norm``.
 
         Raises:
@@ -210,8 +210,8 @@ class ParallelFC(_FullyConnected):
         return self._norm(y) if self._has_own_norm else self._norm(y, first)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """First layers of the stack, see :func:`alfx.layers.sequential.first_layers`; ``None`` with batch norm
-        or ``norm``.
+        """Return the first layers, see :func:`alfx.layers.sequential.first_layers`; ``None`` with batch norm or
+        ``norm``.
 
         The statistics of batch norm are those of all layers.
         """
@@ -244,5 +244,5 @@ class ParallelFC(_FullyConnected):
         return self._product_activation(y).permute(2, 0, 1)
 
     def extra_repr(self) -> str:
-        """The arguments shown by ``print``."""
+        """Return the arguments that ``print`` shows."""
         return f'{self.input_size}, {self.output_size}, n={self._n}, bias={self.bias is not None}'

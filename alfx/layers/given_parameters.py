@@ -98,14 +98,14 @@ class GivenParameters:
                     module.__dict__[name] = None
 
     def initial_parameters(self, n: int) -> torch.Tensor:
-        """Initial parameters ``[n, D]`` of ``n`` new modules."""
+        """Return initial parameters ``[n, D]`` of ``n`` new modules."""
         rows = [self.parameters_of(copy_module(self.module)) for _ in range(n)]
         if rows[0].numel() != self.param_length:
             raise self._shared_error()
         return torch.stack(rows)
 
     def parameters_of(self, module: nn.Module) -> torch.Tensor:
-        """Parameters ``[D]`` of a module like the template."""
+        """Return the parameters ``[D]`` of a module like the template."""
         return torch.cat([p.detach().flatten() for p in module.parameters()])
 
     def with_parameters(self, theta: torch.Tensor) -> Any:

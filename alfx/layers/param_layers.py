@@ -1,6 +1,6 @@
 """Single layers with given parameters: ``[D]`` for one group, ``[n, D]`` for ``n`` groups at once.
 
-The parameters come from particles or a hypernetwork; :class:`~alfx.layers.given_parameters.GivenParameters` computes.
+Particles or a hypernetwork provide the parameters; :class:`~alfx.layers.given_parameters.GivenParameters` uses them.
 """
 import torch
 from torch import nn

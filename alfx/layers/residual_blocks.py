@@ -66,7 +66,7 @@ class ResidueBlock(_ResidualBlock):
         bn_ctor: creates a batch norm from the number of channels.
 
     Raises:
-        ValueError: the kernel size is even, or ``weight_opt_args`` is set with ``transpose``, which excludes it.
+        ValueError: the kernel size is even, or ``weight_opt_args`` is set together with ``transpose``.
     """
 
     def __init__(self, in_channels: Count, channels: Count, kernel_size: Size2d, stride: Count, transpose: bool = False,
@@ -100,8 +100,8 @@ class BottleneckBlock(_ResidualBlock):
         filters: channels of the three convolutions.
         stride: factor by which the image shrinks.
         transpose: enlarge the image by that factor instead, by transposed convolutions.
-        v1_5: put the stride into the middle convolution, which loses less of the input than the first convolution,
-            which has the stride in the paper.
+        v1_5: put the stride into the middle convolution, which loses less of the input; in the paper the first
+            convolution has the stride.
         with_batch_normalization: use batch norm after each convolution.
         bn_ctor: creates a batch norm from the number of channels.
 

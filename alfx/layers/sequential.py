@@ -72,7 +72,7 @@ def make_parallel_spec(specs: NestedTensorSpec, n: int) -> NestedTensorSpec:
 def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
     """Create a module that maps ``[B, n, ...]`` like ``n`` separate modules of the kind of ``module``.
 
-    A module with a method ``make_parallel`` decides how, unless its class comes from elsewhere and only overrides
+    A module with a method ``make_parallel`` decides how, unless its class is defined outside of alfx and only overrides
     ``forward``. An elementwise activation is its own parallel version. Anything else becomes a
     :class:`NaiveParallelLayer`.
     """
@@ -267,7 +267,7 @@ class Sequential(nn.Module):
         return Sequential(*modules, output=self._output, **named)
 
     def __getitem__(self, i: int) -> Callable[..., Any]:
-        """The module at position ``i``."""
+        """Return the module at position ``i``."""
         return self._steps[i].module
 
     def __len__(self) -> int:

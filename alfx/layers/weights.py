@@ -86,7 +86,7 @@ def project_rows(weight: torch.Tensor) -> None:
 
 def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm, norm: Norm | None = None
             ) -> nn.Module | None:
-    """The normalization after a fully connected layer, or after ``n`` stacked ones."""
+    """Create the normalization after a fully connected layer, or after ``n`` stacked ones."""
     if norm is not None:
         return norm(size) if n is None else cast(nn.Module, make_parallel_net(norm(size), n))
     if use_bn:
@@ -97,7 +97,7 @@ def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Norm,
 
 
 def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: LayerNormOption, bn_ctor: Norm) -> nn.Module | None:
-    """The normalization after a convolution, or after ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
+    """Create the normalization after a convolution, or after ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
 
     Layer norm is over channels and positions together, or with ``'channels'`` over the channels of each position.
     Both have a scale and a shift for each channel.

@@ -58,7 +58,7 @@ class NestCombiner(nn.Module):
 
 @configurable
 class NestConcat(NestCombiner):
-    """Concatenate the tensors of a nest.
+    """Concatenation of the tensors of a nest.
 
     Args:
         nest_mask: a nest of the structure of the input with leaves ``True`` for the tensors to concatenate, and
@@ -123,7 +123,7 @@ class _ElementwiseCombiner(NestCombiner):
 
 @configurable
 class NestSum(_ElementwiseCombiner):
-    """Add the tensors of a nest, which have the same shape (or shapes that broadcast).
+    """Sum of the tensors of a nest, which have the same shape (or shapes that broadcast).
 
     Args:
         average: divide the sum by the number of tensors.
@@ -148,7 +148,7 @@ class NestSum(_ElementwiseCombiner):
 
 @configurable
 class NestMultiply(_ElementwiseCombiner):
-    """Multiply the tensors of a nest elementwise; they have the same shape (or shapes that broadcast).
+    """Elementwise product of the tensors of a nest, which have the same shape (or shapes that broadcast).
 
     Args:
         activation: applied to the result; ``None`` for none.
@@ -169,7 +169,7 @@ class NestMultiply(_ElementwiseCombiner):
 
 @configurable
 class NestOuterProduct(NestCombiner):
-    """Compute the flattened outer product of the tensors of a nest.
+    """Flattened outer product of the tensors of a nest.
 
     Args:
         activation: applied to the result; ``None`` for none.

@@ -97,7 +97,7 @@ class SimpleActionEncoder(nn.Module):
         return (action.reshape(*outer, spec.numel).index_select(-1, elements) == values).float()
 
     def prediction_loss(self, prediction: Tensor, encoded: Tensor) -> Tensor:
-        """Loss of a predicted action.
+        """Return the loss of a predicted action.
 
         It is the cross-entropy of each element of a discrete action, plus the mean squared error of each continuous
         action.

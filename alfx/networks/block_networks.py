@@ -105,7 +105,7 @@ class HyperScale(nn.Module):
 
 
 class HyperEmbedding(_AroundLayers):
-    """``l2(c * W l2(cat(x, 3)))``: vectors of any length on the sphere, with their length relative to 3.
+    """``l2(c * W l2(cat(x, 3)))``: maps vectors to the unit sphere; the appended 3 preserves their length.
 
     Args:
         layers: the module ``c * W``.
@@ -139,7 +139,7 @@ class HyperBlock(nn.Module):
 
 
 class _RaisedRelu(ElementwiseLayerBase):
-    """ReLU without a vector of zeros, which l2 could not scale."""
+    """ReLU that never outputs a vector of zeros, which l2 could not scale."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.relu(inputs) + 1e-8
@@ -181,7 +181,7 @@ _BLOCKS: dict[str, Callable[[int, int, int], list[nn.Module]]] = {'simba': _simb
 
 @configurable
 class BlockEncodingNetwork(EncodingNetwork):
-    """Encoder of residual blocks; see the module for the kinds of blocks.
+    """Encoder of residual blocks; see the module docstring for the kinds of blocks.
 
     Use it as ``CriticNetwork.joint_encoder_ctor`` and ``ActorDistributionNetworkBase.encoding_network_ctor``. In a
     stack of ``n`` networks each layer is one batched product. With 'hyper' and 'flash' the rows of the last layer have

@@ -76,7 +76,7 @@ class Sequential(Network):
         return ParallelSequential(self, n, 'parallel_' + self._name)
 
     def __getitem__(self, i: int) -> Callable[..., Any]:
-        """The module at position ``i``."""
+        """Return the module at position ``i``."""
         return self._steps[i][0].module
 
     def __len__(self) -> int:

@@ -176,13 +176,14 @@ class CriticNetwork(_CriticBase):
             instead of stacked weights. The values are the same.
         name: name of the network.
         norm: creates a norm of all fully connected layers except the last from their number of features, such as
-            :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
+            :class:`~alfx.norm_layers.BatchNorm`; not with ``use_fc_bn`` or ``use_fc_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         input_norm: creates a norm of the combined encodings, the input of the joint layers.
         dropout: rate of :class:`~alfx.layers.Dropout` in all fully connected layers except the last, before their norm.
         joint_encoder_ctor: creates the joint layers, including the last one, such as
             :class:`~alfx.networks.block_networks.BlockEncodingNetwork`; called with the arguments of
-            ``EncodingNetwork``. It excludes ``joint_fc_layer_params`` and the arguments of norms and of dropout.
+            ``EncodingNetwork``. It cannot be combined with ``joint_fc_layer_params`` or the arguments of norms and of
+            dropout.
 
     Raises:
         SpecError: the encoders do not support an input; the message says what to do.

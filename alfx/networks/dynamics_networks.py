@@ -74,7 +74,7 @@ class BoundedVarianceProjectionNetwork(LocationScaleProjection):
             nn.init.constant_(bound, initial)
 
     def bounds_penalty(self) -> Tensor:
-        """Sum over components of the widths between the bounds, a scalar; averaged over the networks of a stack."""
+        """Return the distance between the bounds, summed over components and averaged over a stack of networks."""
         return (self._max_log_variance - self._min_log_variance).sum(-1).mean()
 
     def forward(self, inputs: Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
@@ -95,7 +95,7 @@ class _DynamicsBase(Network):
         self._head = head
 
     def bounds_penalty(self) -> Tensor | None:
-        """Scalar to add to the loss for learned bounds; ``None`` without such bounds."""
+        """Return the penalty to add to the loss for learned bounds, a scalar; ``None`` without such bounds."""
         penalty = getattr(self._head, 'bounds_penalty', None)
         return None if penalty is None else penalty()
 

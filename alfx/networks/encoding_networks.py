@@ -141,7 +141,7 @@ class EncodingNetwork(PreprocessorNetwork):
         use_conv_ln: use layer norm in convolutions, over channels and positions, or with ``'channels'`` over the
             channels of each position.
         norm: creates a norm of the fully connected layers except the last from their number of features, such as
-            :class:`~alfx.norm_layers.BatchNorm`; excludes ``use_fc_bn`` and ``use_fc_ln``.
+            :class:`~alfx.norm_layers.BatchNorm`; not with ``use_fc_bn`` or ``use_fc_ln``.
         norm_position: apply ``norm`` ``'before'`` or ``'after'`` the activation.
         input_norm: creates a norm of the preprocessed and flattened input; not with convolutions.
         dropout: rate of :class:`~alfx.layers.Dropout` in the fully connected layers except the last, before their norm.

@@ -64,7 +64,7 @@ class LocationScaleProjection(Network):
             self.register_buffer('_half', half, persistent=False)
 
     def _project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Locations and raw scales, each ``[B, (n,) *action_shape]``."""
+        """Return locations and raw scales, each ``[B, (n,) *action_shape]``."""
         y = self._projection_layer(inputs)
         loc, scale = y.chunk(2, dim=-1) if self._scale_parameter is None else (y, self._scale_parameter)
         if self._shape is not None:

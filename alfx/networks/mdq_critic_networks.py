@@ -83,7 +83,7 @@ class _LayersOfComponents(nn.Module):
 
 @configurable
 class MdqCriticNetwork(Network):
-    """Critic of continuous actions in both forms; see the module.
+    """Critic of continuous actions in both forms; see the module docstring.
 
     A call of the network computes the free form: ``network((observation, action))`` returns
     ``[B, num_critic_replicas]``.
@@ -157,7 +157,7 @@ class MdqCriticNetwork(Network):
         return self._free_form
 
     def get_uniform_prior_logpi(self) -> float:
-        """Log-probability of any action under the policy that samples all bins with equal probability."""
+        """Return the log-probability of any action if all bins are sampled with equal probability."""
         return -self._action_qt.num_components * math.log(self._action_qt.num_bins)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
@@ -167,7 +167,7 @@ class MdqCriticNetwork(Network):
         return self._free_form((observation, self._action_qt.normalized(action)), state)
 
     def advantage_form(self, observation: NestedTensor, action: NestedTensor, alpha: Tensor | float) -> Tensor:
-        """Values ``Q_adv`` ``[B]`` of actions, rounded to their nearest bins.
+        """Return ``Q_adv`` ``[B]`` of actions, which are rounded to their nearest bins.
 
         Args:
             observation: nest of ``[B, ...]``.

@@ -35,7 +35,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorS
 
 def content_weights(keys: torch.Tensor, memory: torch.Tensor, scale: float | torch.Tensor, normalize: bool = True,
                     mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Weights of each slot in a read by each key (Graves et al. 2016, eq. 1).
+    """Return the weight of each slot in a read by each key (Graves et al. 2016, eq. 1).
 
         ``w[k, i] = softmax_i(scale[k] * similarity(key[k], memory[i]))``
 
@@ -297,7 +297,7 @@ class FIFOMemory(Memory):
                                        count=(count + 1).clamp(max=self.size))
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
-        """Scaled dot-product attention over the slots that have been written; see the base class.
+        """Read by scaled dot-product attention over the slots that have been written; see the base class.
 
         The default strength is ``1 / sqrt(dim)``. An empty memory returns zeros.
 

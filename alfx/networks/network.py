@@ -28,7 +28,7 @@ class Network(nn.Module):
     A subclass defines ``forward(inputs, state=())``, which returns ``(output, state)`` and modifies neither argument.
     The arguments of its constructor are recorded, so :meth:`copy` works without code in the subclass.
 
-    The first call is checked against the specs, and so is every call that raises an error.
+    The first call is checked against the specs; later calls are checked only if they raise an error.
 
     Args:
         input_tensor_spec: nest of specs of the inputs.

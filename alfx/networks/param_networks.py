@@ -62,7 +62,7 @@ class StackedParameters(Network):
         return self._theta
 
     def initial_parameters(self, n: int) -> torch.Tensor:
-        """Initial parameters ``[n, D]`` of ``n`` new networks."""
+        """Return initial parameters ``[n, D]`` of ``n`` new networks."""
         return self._given.initial_parameters(n)
 
     def prepare(self, n: int) -> None:
@@ -70,7 +70,7 @@ class StackedParameters(Network):
         self._given.prepare(n)
 
     def parameters_of(self, network: Network) -> torch.Tensor:
-        """Parameters ``[D]`` of a network like the template."""
+        """Return the parameters ``[D]`` of a network like the template."""
         return self._given.parameters_of(network)
 
     def single_network(self, theta: torch.Tensor) -> Network:

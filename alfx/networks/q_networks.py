@@ -118,7 +118,7 @@ class _EncoderAndHead(EncodedNetwork):
 
 @configurable
 class QNetworkBase(_EncoderAndHead):
-    """Encoder of any kind with a layer of the values of all actions.
+    """Encoder of any kind with a last layer that outputs the values of all actions.
 
     Args:
         input_tensor_spec: nest of specs of the observation.

@@ -52,7 +52,7 @@ class TrustedUpdater:
 
         Raises:
             ValueError: a bound is not above 0, the structures differ, or the change remains out of bounds however small
-                the step, so that the step cannot be its cause.
+                the step is, so the step cannot be its cause.
         """
         first = change = change_f()
         bounds = nest.flatten(max_change)

@@ -81,7 +81,8 @@ class DiscreteAction:
         return self.random(index, mask) if epsilon >= 1.0 else self.replace_some(index, epsilon, mask)
 
     def random(self, like: Tensor, mask: NestedTensor = ()) -> Tensor:
-        """Sample indices uniformly, of the shape ``[B]`` of ``like``, among the actions where ``mask`` ``[B, n]``."""
+        """Sample indices with the shape ``[B]`` of ``like`` uniformly from the actions that ``mask`` ``[B, n]``
+        allows."""
         if not isinstance(mask, Tensor):
             return torch.randint(self.num_actions, like.shape, device=like.device)
         return random_valid(mask)

@@ -26,8 +26,8 @@ def exclusive(call: str, loads_conf: bool = True) -> Iterator[None]:
         loads_conf: whether the call replaces the loaded conf, so that it cannot happen within another call.
 
     Raises:
-        ConfError: another thread trains, or another thread is busy and this call would train, or this call replaces the
-            conf of the call that it is made from.
+        ConfError: another thread is training, or another thread uses alfx and this call would train, or this call would
+            replace the conf of the call that it is made from.
     """
     while not _lock.acquire(timeout=_POLL_SECONDS):
         busy = _holders[:1]

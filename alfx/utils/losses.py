@@ -1,7 +1,7 @@
 """Losses on predictions of scalars, elementwise and distributional.
 
 The loss functions can be named in conf files (``TDLoss.td_error_loss_fn = @element_wise_huber_loss``, with or without
-``losses.`` before it) and arrive as plain functions.
+``losses.`` before it) and are passed as plain functions.
 """
 from collections.abc import Callable
 from typing import Any

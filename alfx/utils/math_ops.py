@@ -1,6 +1,6 @@
 """Elementary functions: squashing and clipping, reductions, and invertible transforms of scalars.
 
-Functions that are called at every step can be named in conf files (``@clipped_exp``) and arrive as plain functions.
+Functions that are called at every step can be named in conf files (``@clipped_exp``) and are passed as plain functions.
 """
 import functools
 import math

@@ -195,10 +195,10 @@ def _end_with_parent(is_over: threading.Event) -> None:
 
 
 def lost_program() -> str:
-    """Return why a new process would not know what the running program defines; '' if it would.
+    """Return why a new process could not import what the running program defines; '' if it could.
 
     A process started with 'spawn' imports the file of the program again. This runs the program once more unless it has
-    a guard, and there is no file in a notebook or on standard input.
+    a ``__main__`` guard, and a notebook or standard input has no file.
     """
     path = getattr(sys.modules['__main__'], '__file__', None)
     if path is None or not os.path.isfile(path):

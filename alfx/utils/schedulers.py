@@ -63,7 +63,7 @@ class Scheduler:
         self._progress_type = progress_type
 
     def progress(self) -> float:
-        """Progress that the number depends on."""
+        """Return the progress that the number depends on."""
         _check_allowed()
         return context.get_progress(self._progress_type)
 
@@ -243,9 +243,9 @@ def as_scheduler(value_or_scheduler: float | Callable[[], float]) -> Any:
 
 
 def values_over_percent(percent: float) -> dict[str, float]:
-    """Return the values of the schedules over 'percent' that the loaded conf binds, by the argument (``Adam.lr``).
+    """Return the values of all schedules over 'percent' in the loaded conf, by the bound argument (``Adam.lr``).
 
-    They change when the length of a run changes.
+    These values change if the length of the run is changed.
 
     Args:
         percent: completed fraction of the run for which the values are computed.

@@ -15,22 +15,22 @@ Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
 
 @configurable
 class TargetUpdater(nn.Module):
-    """Update target models towards models in every ``period``-th call.
+    """Updates target models towards models in every ``period``-th call.
 
     An update is, for every parameter (Lillicrap et al. 2015, arXiv:1509.02971, algorithm 1):
 
         target = target + tau * (model - target)
 
     ``tau = 1`` with a large ``period`` is the copied target network of DQN (Mnih et al. 2015). Buffers (such as the
-    statistics of a normalizer) are copied. Target parameters are not trained: they are set not to require gradients,
-    except those that a target shares with its model, as parts of the same ``.singleton()``, which stay as they are.
+    statistics of a normalizer) are copied. Target parameters are not trained: they do not require gradients. Parameters
+    that a target shares with its model, as parts of the same ``.singleton()``, are left unchanged.
 
     Args:
         models: a module, a parameter, or a sequence of them.
         target_models: targets with the same shapes.
         tau: step size of an update, in (0, 1]; smaller values make targets more stable but slower.
         period: number of calls between updates.
-        init_copy: copy the models to the target models at first.
+        init_copy: copy the models to the target models initially.
         delayed_update: update towards the models as of the previous update instead of the current ones.
 
     Raises:

@@ -88,7 +88,7 @@ def test_a_hand_computed_two_step_loss():
                            value=torch.tensor([[1.], [2.]]))
     loss = ActorCriticLoss(gamma=0.5)(info).loss
     assert loss[0, 0].item() == pytest.approx(3 * math.log(2) + 9, abs=1e-5)
-    assert loss[1, 0].item() == pytest.approx(0, abs=1e-6), 'the last step is only bootstrapped from'
+    assert loss[1, 0].item() == pytest.approx(0, abs=1e-6), 'the last step is only used to bootstrap'
 
 
 def test_lambda_one_is_the_return_minus_the_value():
@@ -170,7 +170,7 @@ def test_a_list_of_discounts_needs_a_reward_vector_of_that_size():
 
 @pytest.mark.parametrize('separate', [False, True])
 def test_rewards_are_normalized_and_clipped_together_or_separately(separate):
-    # Of valid steps 0 and 1 (step 2 is only bootstrapped from) the advantages are r[t+1] = (1, 3) and (30, 10), which
+    # Of valid steps 0 and 1 (step 2 is only used to bootstrap) the advantages are r[t+1] = (1, 3) and (30, 10), which
     # are (-1, 1) and (1, -1) when normalized, (-0.5, 0.5) and (0.5, -0.5) when clipped. Together they are
     # 0.75 * (1, 3) + 0.25 * (30, 10) = (8.25, 4.75), of which (0.5, -0.5) is left.
     zeros = torch.zeros(3, 1)

@@ -1,4 +1,4 @@
-"""Overridden methods, which faster ways to compute the same have to respect."""
+"""Detection of overridden methods, so that faster equivalents do not bypass them."""
 
 
 def is_overridden(cls: type, name: str) -> bool:

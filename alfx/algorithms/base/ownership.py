@@ -1,7 +1,7 @@
 """Ownership of parameters by optimizers.
 
 Each algorithm may have a default optimizer, and optimizers for particular modules or parameters
-(``Algorithm.add_optimizer``). Ownership is decided once, bottom up: parameters that a part's own optimizers do not take
+(``Algorithm.add_optimizer``). Ownership is decided once, bottom up: parameters that a part's own optimizers do not own
 are passed to its parent. At the root a trainable parameter without an owner raises an error that names it.
 """
 from collections.abc import Iterator
@@ -178,8 +178,8 @@ def optimizers_of(algorithm: Owner, recurse: bool, include_ignored_attributes: b
 
 
 def describe_owners(algorithm: Owner) -> list[dict[str, Any]]:
-    """Return one entry per optimizer with its settings and the names of its parameters; the last entry: parameters
-    without optimizer."""
+    """Return one entry per optimizer with its settings and the names of its parameters; the last entry lists the
+    parameters without an optimizer."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     owned: set[int] = set()
     entries = []

@@ -35,10 +35,10 @@ class PolicyCheckpoints(nn.Module):
     was kept.
 
     Args:
-        num_episodes: episodes of an assessment at first. More of them find policies that are reliably good, but a
-            policy is trained less often.
-        late_num_episodes: episodes of an assessment from update ``late_after`` on.
-        late_after: number of updates.
+        num_episodes: episodes per assessment at first. More episodes select more reliable policies, but policies are
+            updated less often.
+        late_num_episodes: episodes per assessment from update ``late_after`` on.
+        late_after: number of updates before ``late_num_episodes`` takes effect.
         late_factor: when ``late_num_episodes`` comes into effect, the worst return of the kept policy is multiplied by
             this factor, so that the return of a single lucky episode can be exceeded. A negative return is lowered by
             the same share, whereas the paper's code raises it.

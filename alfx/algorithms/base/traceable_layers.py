@@ -25,8 +25,8 @@ def is_traceable(module: nn.Module) -> bool:
 def has_traceable_prediction(algorithm: Any) -> bool:
     """Return whether ``predict_step`` can run from a traced graph.
 
-    That is so if the class that defines it sets ``predicts_from_observation = True``, which states that it reads only
-    the observation and the action mask, if it is not recurrent, and if all layers are traceable.
+    This requires that the class that defines it sets ``predicts_from_observation = True`` (it reads only the
+    observation and the action mask), that it is not recurrent, and that all layers are traceable.
     """
     owner = next((cls for cls in type(algorithm).__mro__ if 'predict_step' in vars(cls)), object)
     return (vars(owner).get('predicts_from_observation', False) and not nest.flatten(algorithm.predict_state_spec)

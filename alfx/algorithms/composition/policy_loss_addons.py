@@ -221,7 +221,7 @@ class RepulsionFromPolicy(DivergenceFromPolicy):
 
 
 class PolicyLossAddOns(Algorithm):
-    """Several terms as one part of an agent. Their infos and losses are tuples and dicts, in order.
+    """Part of an agent that combines several terms. Its info is a tuple and its ``extra`` a dict, in their order.
 
     Args:
         addons: the terms.

@@ -2,10 +2,10 @@
 
     r[t] = normalize(prod_i factor_i[t]),  0 without a previous step in the episode
 
-Each published reward is a list of factors; the confs that ship with alfx name the papers. The factors compare what a
-step arrives at with the earlier steps of the same episode. Their memory is carried from one unroll to the next
-(``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete. Factors that depend on
-models only can be computed again whenever a step is trained on (``rewards = 'sampled'``).
+Each published reward is a list of factors; the confs that ship with alfx name the papers. The factors compare the
+observation that a step arrives at with the earlier steps of the same episode. Their memory is carried from one unroll
+to the next (``unroll_state_spec``), and the rewards of an unroll are computed at once, when it is complete. Factors
+that depend on models only can be computed again whenever a step is trained on (``rewards = 'sampled'``).
 """
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -51,8 +51,8 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         observation_spec: nest of specs of the observation.
         action_spec: nest of specs of the action.
         factors: constructors of factors, called as ``(observation_spec=, num_features=)``.
-        inverse_model: constructor of an ``ICMAlgorithm``, called as ``(observation_spec=, action_spec=)``. Its features
-            are those of the factors; its own reward is not used.
+        inverse_model: constructor of an ``ICMAlgorithm``, called as ``(observation_spec=, action_spec=)``. The factors
+            use its features; its own reward is not used.
         random_network: instead of ``inverse_model``, network with random weights whose output is the feature; a network
             or a constructor, called as ``(input_tensor_spec=)``.
         error_model: constructor of an ``RNDAlgorithm``, called like ``inverse_model``; its prediction error is the
@@ -62,12 +62,12 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         clip_value: if positive, clip normalized rewards to plus and minus this value.
         name: name of this algorithm.
         rewards: 'collected': rewards are computed once, when steps are collected. 'sampled': only the product of the
-            factors of scope 'episode' is computed then; each time a step is sampled from the replay buffer, it is
-            multiplied by the other factors, which the current models compute. Rewards then follow the models, and each
-            update takes longer. The statistics are still those of collected steps.
+            factors of scope 'episode' is computed then; each time a step is sampled from the replay buffer, this
+            product is multiplied by the other factors, computed with the current models. Rewards then follow the
+            models, and each update takes longer. The statistics are still those of collected steps.
 
     Raises:
-        ConfError: there are no factors, or they do not fit the models or ``rewards``.
+        ConfError: there are no factors, or they are incompatible with the models or with ``rewards``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
@@ -145,11 +145,6 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
                 factor.check_batch(config.mini_batch_size * ((config.mini_batch_length or 1) - 1))
 
     # Rewards ---------------------------------------------------------------------------------------------------
-
-    @property
-    def rewards_unrolls_at_once(self) -> bool:
-        """Return True."""
-        return True
 
     @property
     def unroll_state_spec(self) -> NestedTensorSpec:

@@ -2,8 +2,8 @@
 
 A factor computes a number ``[T, B]`` for arriving at each step of a block. In the formulas o[t] is the observation
 arrived at, phi[t] its feature and e[t] the prediction error of random network distillation, the norm and not its
-square. ``N[t]`` counts the visits to o[t] in its episode, the present one included; the first step of an episode counts
-as a visit.
+square. ``N[t]`` is the number of visits to o[t] in its episode, including the current one; the first step of an episode
+counts as a visit.
 """
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -90,10 +90,10 @@ class EpisodicCount(Factor):
         resolution: floating point numbers are rounded to multiples of it before they are compared; required if the
             observation has any.
         field: path of the part of the observation that is counted; '': all of it.
-        capacity: steps of an episode that are remembered; of a longer episode the oldest are forgotten.
+        capacity: number of steps of an episode that are remembered; in a longer episode the oldest steps are forgotten.
 
     Raises:
-        ConfError: ``decay`` or ``resolution`` does not fit.
+        ConfError: ``decay`` or ``resolution`` is invalid.
         LookupError: the observation has no such field.
     """
 
@@ -164,7 +164,7 @@ class NearestNeighbors(Factor):
         s = c + sqrt(sum_k K_k),  K_k = epsilon / (max(d_k^2 / m - 0.008, 0) + epsilon),  b = 1 / s, or 0 if s > 8
 
     with m the running mean of all ``d_k^2`` and ``c = 0.001``; 'log' is ``log(1 + mean_k d_k)``, as in RE3 (Seo et al.
-    2021, arXiv:2102.09430), there with neighbors from all episodes.
+    2021, arXiv:2102.09430), where the neighbors are from all episodes.
 
     Args:
         observation_spec: not used.
@@ -172,7 +172,7 @@ class NearestNeighbors(Factor):
         kind: 'kernel' or 'log'.
         num_neighbors: number of neighbors; fewer at the start of an episode.
         epsilon: constant of the kernel; smaller values reward differences more. Not used by 'log'.
-        capacity: steps of an episode that are remembered; of a longer episode the oldest are forgotten.
+        capacity: number of steps of an episode that are remembered; in a longer episode the oldest steps are forgotten.
 
     Raises:
         ConfError: ``kind`` is unknown, or ``num_neighbors`` exceeds ``capacity``.

@@ -23,9 +23,10 @@ class Places(NamedTuple):
     """Places of the steps of a block in their episodes, int64.
 
     Attributes:
-        segment: ``[T, B]``: number of episodes that have begun in the block; 0 in the episode of the state.
+        segment: ``[T, B]``: number of episodes that have begun in the block so far; 0 in the episode in progress before
+            the block.
         position: ``[T, B]``: number of earlier steps of the episode.
-        length: ``[B]``: steps before the block of the episode that was in progress.
+        length: ``[B]``: number of steps before the block in the episode in progress.
     """
 
     segment: Tensor
@@ -60,7 +61,7 @@ def longer_than_memory(length: Tensor, capacity: int, path: str) -> bool:
     """Return whether an episode of ``length [B]`` steps is longer than a memory; log a warning if so."""
     is_longer = bool(length.max() > capacity)
     if is_longer:
-        logger.warning('%s: an episode is longer than the %d steps that are remembered, so that its first ones are '
+        logger.warning('%s: an episode is longer than the %d steps that are remembered, so its first steps are '
                        'forgotten; increase the capacity', path, capacity)
     return is_longer
 
@@ -87,8 +88,8 @@ class EpisodicMemory:
 
         Returns:
             - ``[B, capacity + T, ...]``: memory and block.
-            - bool ``[B, T, capacity + T]``: the other is one of the ``capacity`` steps before the step, in the same
-              episode.
+            - bool ``[B, T, capacity + T]``: whether the entry is one of the ``capacity`` steps before the step, in the
+              same episode.
         """
         segment, position = places.segment.T, places.position.T
         slot = torch.arange(self.capacity, device=items.device)

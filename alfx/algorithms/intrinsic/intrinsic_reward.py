@@ -76,8 +76,9 @@ class IntrinsicRewardAlgorithm(Algorithm):
 
     @property
     def rewards_unrolls_at_once(self) -> bool:
-        """Return whether the class implements :meth:`reward_unroll`."""
-        return type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll
+        """Return whether the class implements :meth:`reward_unroll`, or :meth:`reward_steps` with a state."""
+        return (type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll
+                or bool(nest.flatten(self.unroll_state_spec)))
 
     def check_use(self, rl_algorithm: Any, config: Any) -> None:
         """Reject a policy algorithm or a configuration that this module cannot be used with.
@@ -107,7 +108,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
         raise NotImplementedError(f'{type(self).__name__}.reward_unroll')
 
     def reward_steps(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Reward steps, each of which is passed once, with a state between the calls.
+        """Reward consecutive steps, each passed exactly once; a state connects the calls.
 
         It is used instead of :meth:`reward_unroll` and ``rollout_step`` for a module with an ``unroll_state_spec``.
         Apart from statistics, the rewards do not depend on how the steps of a run are divided into calls.

@@ -86,7 +86,7 @@ class RewardMixture(AlgorithmContainer):
         return self._each(lambda part, own, info: part.train_sequence(inputs, own, info), state, rollout_info)
 
     def _each(self, function: Callable[..., AlgStep], *by_name: Any) -> AlgStep:
-        """Return the results of ``function(module, ...)`` as dicts; ``by_name``: dicts, or what all modules get."""
+        """Return ``function(module, ...)`` by module; ``by_name``: arguments as dicts by module, or shared by all."""
         steps = {name: function(part, *(x[name] if isinstance(x, dict) else x for x in by_name))
                  for name, part in self._inner().items()}
         return AlgStep(*({name: getattr(step, field) for name, step in steps.items()} for field in AlgStep._fields))
@@ -152,4 +152,4 @@ def why_not_at_once(module: Any, rl_algorithm: Any, is_first_part: bool, config:
         return 'there is a representation learner or a goal generator in front of it'
     if config is None or config.unroll_with_grad:
         return 'there is no TrainerConfig, or TrainerConfig.unroll_with_grad is set'
-    return f'{_without_memory(module)[0]} rewards each step of {type(rl_algorithm).__name__} alone'
+    return f'{_without_memory(module)[0]} rewards the steps of {type(rl_algorithm).__name__} one at a time'

@@ -45,7 +45,7 @@ def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, 
 
 
 def check_transformer(name: str, transformer: Any, is_own: bool, is_policy: bool) -> None:
-    """Reject transformers whose results the replay buffer does not hold, and a separate one that has no effect.
+    """Reject transformers whose results are not in the replay buffer, and a separate transformer without effect.
 
     Raises:
         ConfError: such a transformer is set; the message names it.

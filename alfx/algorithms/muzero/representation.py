@@ -44,8 +44,8 @@ class LinearTdStepFunc:
     It decreases linearly from the maximum at age 0 to ``min_td_steps`` at ``max_bootstrap_age``, rounded.
 
     Args:
-        max_bootstrap_age: positive, as a fraction of the training; older samples use ``min_td_steps``. Above 1, no
-            sample is as old.
+        max_bootstrap_age: positive, as a fraction of the training; older samples use ``min_td_steps``. With a value
+            above 1, no sample reaches this age.
         min_td_steps: at least 1.
 
     Raises:
@@ -96,11 +96,12 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         train_game_over_function: the same as in the model.
         train_repr_prediction: the same as in the model.
         train_policy: the same as in the model; the search needs a policy.
-        reanalyze_algorithm_ctor: creates the algorithm that reanalyzes, called with those of ``(observation_spec=,
-            action_spec=, discount=, debug_summaries=, name=)`` that it accepts; only used if ``reanalyze_ratio > 0``.
-            An ``MCTSAlgorithm`` receives the latent state as observation, and a slowly updated copy of the model. Any
-            other algorithm with an argument 'model' also receives the copy. Other algorithms receive the observations
-            of the environment, unlike in ALF, because they are not trained here, but loaded from their ``checkpoint``.
+        reanalyze_algorithm_ctor: creates the algorithm that reanalyzes, called with the arguments that it accepts of
+            ``(observation_spec=, action_spec=, discount=, debug_summaries=, name=)``; only used if ``reanalyze_ratio >
+            0``. An ``MCTSAlgorithm`` receives the latent state as observation, and a slowly updated copy of the model.
+            Any other algorithm with an argument 'model' also receives the copy. Other algorithms receive the
+            observations of the environment, unlike in ALF, because they are not trained here, but loaded from their
+            ``checkpoint``.
         reanalyze_ratio: share of each batch whose values and policies are reanalyzed.
         reanalyze_td_steps: n of the values of that share; -1 is not supported.
         reanalyze_td_steps_func: called as ``(sample_age, reanalyze_td_steps, current_max_age)``, returns n for each

@@ -13,10 +13,12 @@ from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty
 from alfx.algorithms.data_transformer import DataTransformer
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
-from alfx.data_structures import TimeStep
+from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.tensor_specs import TensorSpec
 from alfx.trainers.conf_check import memory_lines
 
 COUNT = partial(EpisodicCount, resolution=0.5)
@@ -67,6 +69,32 @@ def collected(agent, iterations):
     assert collector.unroll_state is not None
     joined = nest.map_structure(lambda *x: torch.cat(x), *rewards)
     return nest.map_structure(lambda *x: torch.cat(x), *steps), joined.get('irm', joined)
+
+
+class StepCounter(IntrinsicRewardAlgorithm):
+    """Rewards each step with the number of steps since the run began."""
+
+    unroll_state_spec = TensorSpec((), torch.int64)
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, None, None, None, False)
+
+    def reward_steps(self, inputs, state):
+        count = state + 1 + torch.arange(len(inputs.reward)).unsqueeze(1)
+        return AlgStep(count.float(), count[-1])
+
+    def train_step(self, inputs, state, rollout_info=None):
+        return AlgStep()
+
+    def calc_loss(self, info):
+        return LossInfo()
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'sac'])
+def test_a_module_of_a_user_has_a_state_between_unrolls(algorithm):
+    agent, _ = make(StepCounter, algorithm, 'discrete' if algorithm == 'ppo' else 'continuous')
+    _, rewards = collected(agent, 3)
+    assert len(rewards) > 10 and torch.equal(rewards[:, 0], torch.arange(1.0, len(rewards) + 1))
 
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'ppg', 'impala', 'actor-critic', 'sac'])
@@ -353,7 +381,7 @@ def test_mixtures_that_do_not_fit_are_rejected(arguments, message):
 
 
 def test_modules_with_and_without_memory_need_whole_unrolls():
-    with pytest.raises(ConfError, match='RNDAlgorithm rewards each step of SacAlgorithm alone'):
+    with pytest.raises(ConfError, match='RNDAlgorithm rewards the steps of SacAlgorithm one at a time'):
         make([named('count'), SIMPLE], 'sac')
 
 

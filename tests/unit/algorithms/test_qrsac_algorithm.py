@@ -135,8 +135,8 @@ def test_one_critic_without_dropped_quantiles_trains_as_before(environment):
 @pytest.mark.parametrize('args, message', [
     (dict(num_dropped_quantiles=5), 'num_dropped_quantiles: expected a number from 0 to 4'),
     (dict(num_dropped_quantiles=-1), 'num_dropped_quantiles: expected a number from 0 to 4'),
-    (dict(num_dropped_quantiles=1, min_critic_by_critic_mean=True), 'excludes min_critic_by_critic_mean'),
-    (dict(num_dropped_quantiles=1, bootstrap_critics='mean'), "excludes .* bootstrap_critics = 'mean'"),
+    (dict(num_dropped_quantiles=1, min_critic_by_critic_mean=True), 'combined with min_critic_by_critic_mean'),
+    (dict(num_dropped_quantiles=1, bootstrap_critics='mean'), "combined with .* bootstrap_critics = 'mean'"),
     (dict(min_critic_by_critic_mean=True, bootstrap_critics='mean'),
      "remove min_critic_by_critic_mean or bootstrap_critics = 'mean'")])
 def test_reductions_that_exclude_each_other_are_rejected(args, message):

@@ -161,7 +161,7 @@ def test_a_field_can_be_overwritten_and_episodes_follow():
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([5]), torch.ones(1))
     with pytest.raises(SpecError, match='set_field: reward: .*expected float32'):
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(1, dtype=torch.int64))
-    with pytest.raises(SpecError, match=r'set_field: reward: expected \[B, ...\] with B as of env_ids'):
+    with pytest.raises(SpecError, match=r'set_field: reward: expected \[B, ...\] with the B of env_ids'):
         buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(2))
     with pytest.raises(LookupError, match="did you mean 'reward'"):
         buffer.set_field('rewards', torch.tensor([0]), torch.tensor([4]), torch.ones(1))
