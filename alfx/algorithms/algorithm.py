@@ -641,14 +641,13 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             for part in self.modules():
                 if isinstance(part, Algorithm):
                     part.check_config(self._config)
-        self._capabilities = self._joined_capabilities()
-        if self.data_transformer is not None:  # checkpoints contain its statistics once
-            self.add_module('_root_data_transformer', self.data_transformer)
-        for part in self.modules():
-            if isinstance(part, Algorithm) and not part._declares_capabilities() and (
-                    part.own_capabilities().traceable_update):
+        for part in reversed([x for x in self.modules() if isinstance(x, Algorithm)]):  # parts before their owners
+            part._capabilities = part._joined_capabilities()
+            if not part._declares_capabilities() and part.own_capabilities().traceable_update:
                 logger.info("%s does not declare that its updates can be traced, so they run eagerly, which is slower; "
                             "see 'Speed up the updates' in docs/write_an_algorithm.md", type(part).__name__)
+        if self.data_transformer is not None:  # checkpoints contain its statistics once
+            self.add_module('_root_data_transformer', self.data_transformer)
         assign_optimizers(self)
         config = self._config
         if config is None or not has_checkpoint(config.root_dir):
@@ -660,9 +659,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def _finalize_at_first_use(self) -> None:
         """Call :meth:`finalize` if neither this algorithm nor one that contains it has been finalized."""
-        optimizers = self.optimizers() if self._capabilities is None else []
-        has_parameters = any(group['params'] for optimizer in optimizers for group in optimizer.param_groups)
-        if self._capabilities is None and not has_parameters and (optimizers or self.environment is not None):
+        if self._capabilities is None and (self.optimizers() or self.environment is not None):
             self.finalize()
 
     @property

@@ -378,7 +378,7 @@ class ActionMask(SimpleDataTransformer):
         steps = torch.where(timestep.is_first(), 0, state)
         transformed = self._transform(timestep)
         nothing = ~_some_valid(transformed.action_mask, 1)
-        if bool(nothing.any()):
+        if not torch.compiler.is_compiling() and bool(nothing.any()):
             where = [f'environment {int(e)} at step {int(s)} of its episode' for e, s in
                      zip(timestep.env_id[nothing], steps[nothing])]
             raise NoValidActionError(

@@ -44,8 +44,8 @@ class DocumentedLoops:
     def unroll(self, unroll_length: int) -> Experience | None:
         """Collect ``unroll_length`` steps of each environment, store them for replay and update the metrics.
 
-        On-policy, with ``unroll_with_grad``, and if whole unrolls are trained on, one more step is computed, which the
-        environment does not see; values are bootstrapped from it.
+        If the algorithm is on-policy, or with ``unroll_with_grad``, or if whole unrolls are trained on, one more step
+        follows that is not given to the environment; values are bootstrapped from it.
 
         Returns:
             Experience ``[T, B, ...]`` or, with that extra step, ``[T + 1, B, ...]``. On-policy it holds transformed

@@ -117,12 +117,14 @@ class Learner:
 
         Args:
             experience: ``[T + 1, B, ...]``; the last step is only used to bootstrap from.
-            rollout_info: infos ``[T + 1, B, ...]``; ``None`` to compute them from ``experience``.
+            rollout_info: infos ``[T + 1, B, ...]``; ``None`` to compute them from ``experience``, as for those that
+                acting has left incomplete.
 
         Returns:
             ``T * B``, the number of steps trained on.
         """
-        if rollout_info is None:
+        is_partial = self._algorithm.capabilities.recomputes_rollout_info and rollout_info is experience.rollout_info
+        if rollout_info is None or is_partial:
             computed = self.update(self.losses.unroll, Batch(experience), is_rare=True)
         else:
             computed = self.update(self.losses.unroll_with_info, Batch((rollout_info, experience)), eager=True)

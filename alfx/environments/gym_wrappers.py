@@ -141,6 +141,8 @@ class ImageChannelFirst(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        if isinstance(observation_space, spaces.MultiBinary) and len(observation_space.shape) == 3:
+            return spaces.MultiBinary([observation_space.shape[axis] for axis in (2, 0, 1)])
         return box_like(require_box(observation_space, self, 3), lambda bound: bound.transpose(2, 0, 1))
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:

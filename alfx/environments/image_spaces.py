@@ -41,12 +41,12 @@ def as_nest(space: spaces.Space) -> Any:
 
 
 def is_channels_last_image(space: spaces.Space) -> bool:
-    """Return whether ``space`` looks like images ``(H, W, C)``, of any dtype: rank 3, first axis not the shortest.
+    """Return whether a Box or MultiBinary looks like images ``(H, W, C)``: rank 3, first axis not the shortest.
 
     Squares of another size than the first axis are planes ``(C, H, W)``, such as those of chess, ``(12, 8, 8)``.
     """
-    return (isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[0] >= min(space.shape[1:])
-            and not space.shape[0] != space.shape[1] == space.shape[2])
+    return (isinstance(space, (spaces.Box, spaces.MultiBinary)) and len(space.shape) == 3
+            and space.shape[0] >= min(space.shape[1:]) and not space.shape[0] != space.shape[1] == space.shape[2])
 
 
 def opencv(wrapper: str) -> Any:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import io
 import logging
+import marshal
 import operator
 import os
 import pickle
@@ -28,7 +29,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -211,7 +211,8 @@ def _package(kind: Any) -> str:
 
 def _is_skipped(value: Any) -> bool:
     if isinstance(value, (types.FunctionType, type)):
-        return not _has_name(value) or _package(value) in _WINDOW_PACKAGES
+        return _package(value) in _WINDOW_PACKAGES or not _has_name(value) and (
+            isinstance(value, type) or any(_is_skipped(cell.cell_contents) for cell in value.__closure__ or ()))
     if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
@@ -252,8 +253,10 @@ class _Pickler(pickle.Pickler):
         return self._index.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and '<' in obj.__qualname__:  # an argument that a wrapper keeps
-            return pickle.loads, (cloudpickle.dumps(obj), )
+        if isinstance(obj, types.FunctionType) and not _has_name(obj):  # such as a lambda that reset() makes
+            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+            state = {'__defaults__': obj.__defaults__, '__kwdefaults__': obj.__kwdefaults__}
+            return _function, (marshal.dumps(obj.__code__), obj.__module__, cells), (vars(obj), state)
         if isinstance(obj, os.PathLike):
             self.persistent_id(str(os.fspath(obj)))
         elif isinstance(obj, gymnasium.utils.EzPickle):
@@ -261,6 +264,10 @@ class _Pickler(pickle.Pickler):
         elif _package(type(obj)) in _PROCESS_PACKAGES:
             raise pickle.PicklingError(f'{type(obj).__module__}.{type(obj).__name__} belongs to this process')
         return NotImplemented
+
+
+def _function(code: bytes, module: str, cells: list[Any]) -> types.FunctionType:
+    return types.FunctionType(marshal.loads(code), vars(sys.modules[module]), closure=tuple(map(types.CellType, cells)))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -79,8 +79,8 @@ class PolicyStep(nn.Module):
     def signature(self) -> Signature:
         """Return the signature of :meth:`forward`."""
         policy = self._policy[0]
-        specs = nest.flatten_with_path(policy.action_spec)
-        actions = [_describe(path, x) for (path, _), x in zip(specs, self(*self.example()))]
+        actions = [_describe(path, x)
+                   for path, x in nest.flatten_with_path(policy.in_bounds(self._initial.prev_action))]
         observations = [_describe(path, spec.zeros((1, )))
                         for path, spec in nest.flatten_with_path(policy.observation_spec)]
         return Signature(observations, [_describe(path, x) for path, x in nest.flatten_with_path(self._initial)],

@@ -17,8 +17,7 @@ def set_random_seed(seed: int | None) -> int:
     Returns:
         The seed.
     """
-    if seed is None:
-        seed = random.SystemRandom().randrange(2**31)
+    seed = random.SystemRandom().randrange(2**31) if seed is None else int(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (libraries use the global generator)
     torch.manual_seed(seed)

@@ -73,7 +73,8 @@ class _Owners:
             raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in '
                                  f'{algorithm.name}')
         self._owned.update(id(p) for p in parameters)
-        optimizer.add_param_group({'params': parameters})
+        held = {id(p) for group in optimizer.param_groups for p in group['params']}
+        optimizer.add_param_group({'params': [p for p in parameters if id(p) not in held]})
 
     def without_owner(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         """Return the ``parameters`` that no optimizer owns."""

@@ -108,17 +108,64 @@ def test_a_first_iteration_without_an_optimizer_names_the_parameters(make, actio
         algorithm.train_iter()
 
 
-def test_a_first_update_without_a_trainer_assigns_the_optimizers():
-    class Point(Algorithm):
-        def __init__(self, optimizer=None):
-            super().__init__(optimizer=optimizer)
-            self.x = torch.nn.Parameter(torch.zeros(()))
+@pytest.mark.parametrize('with_grad', [False, True])
+def test_a_loop_over_unroll_and_train_from_unroll_learns_the_same(with_grad):
+    algorithms = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=6, unroll_with_grad=with_grad)
+        env = PolicyUnittestEnv(4, 6)
+        env.seed(0)
+        algorithms.append(policy_in(env, config, optimizer=Adam(lr=1e-2)))
+    torch.manual_seed(1)
+    for _ in range(2):
+        experience = algorithms[0].unroll(6)
+        algorithms[0].train_from_unroll(experience, experience.rollout_info)
+    torch.manual_seed(1)
+    for _ in range(2):
+        algorithms[1].train_iter()
+    for a, b in zip(*(algorithm.parameters() for algorithm in algorithms), strict=True):
+        torch.testing.assert_close(a, b)
 
+
+class Point(Algorithm):
+    """Learns that ``x`` is 1, also in a part."""
+
+    def __init__(self, optimizer=None, part=None):
+        super().__init__(optimizer=optimizer)
+        self.x, self.part = torch.nn.Parameter(torch.zeros(())), part
+
+    def train(self):
+        points = [self.x] if self.part is None else [self.x, self.part.x]
+        self.update_with_gradient(LossInfo(loss=sum((x - 1).square() for x in points).expand(1, 1)))
+        return min(x.item() for x in points)
+
+
+def test_a_part_that_was_trained_alone_before_is_trained_with_its_owner():
+    part = Point(Adam(lr=0.1))
+    before = part.train()
+    owner = Point(Adam(lr=0.1), part)
+    assert 0.05 < before and 0.05 < owner.train() and part.x > before + 0.05
+    with pytest.raises(OwnershipError, match="trainable parameters .'x'."):
+        Point(part=Point(Adam(lr=0.1))).train()
+    part.train()
+    with pytest.raises(OwnershipError, match="trainable parameters .'x'."):
+        Point(part=part).train()
+
+
+def test_an_optimizer_may_have_parameters_already():
+    point, other = Point(part=Point()), Point()
+    optimizers = Adam([point.part.x], lr=0.1), Adam([*other.parameters()], lr=0.1)
+    point.add_optimizer(optimizers[0], [point.part])
+    point.add_optimizer(optimizers[1], [point.x])
+    assert point.train() > 0.05 and other.x == 0
+
+
+def test_a_first_update_without_a_trainer_assigns_the_optimizers():
     point = Point(Adam(lr=0.1))
     _, updated = point.update_with_gradient(LossInfo(loss=(point.x - 1).square().expand(1, 1)))
     assert [name for name, _ in updated] == ['x'] and point.x > 0.05
-    parent = Point(Adam(lr=0.1))
-    parent.part = Point()
+    parent = Point(Adam(lr=0.1), Point())
     parent.finalize()
     assert parent.part.update_with_gradient(LossInfo(loss=parent.part.x.expand(1, 1)))[1] == []
 

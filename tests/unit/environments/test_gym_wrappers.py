@@ -126,6 +126,14 @@ class TestImages:
         seen = suite_gym.wrap_env(env).reset().observation[0]
         assert seen.shape == (3, 6, 4) and seen.float().mean((1, 2)).tolist() == [0, 1, 0]
 
+    def test_binary_images_are_turned_around(self):
+        env = ImageEnv()
+        env.observation_space = spaces.MultiBinary((6, 4, 3))
+        env._observe = lambda: np.eye(3, dtype=np.int8)[np.ones((6, 4), np.int64)]
+        wrapped = suite_gym.wrap_env(env)
+        assert wrapped.observation_spec().shape == (3, 6, 4)
+        assert wrapped.reset().observation[0].float().mean((1, 2)).tolist() == [0, 1, 0]
+
     def test_frames_are_stacked_oldest_first_and_start_as_copies(self):
         env = FrameStack(ImageEnv(), stack_size=3)
         observations = run(env, [0, 0, 0, 0])

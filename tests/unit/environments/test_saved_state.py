@@ -81,9 +81,31 @@ def test_functions_and_classes_are_saved_by_their_names(value, other):
     assert copied(Plain(law=value), Plain(law=other)).law is value
 
 
-def test_functions_made_in_functions_are_left_alone():
-    function = lambda: 1
-    assert copied(Plain(law=lambda: 2), Plain(law=function)).law is function
+def rule(env, goal, factor=1.0, *, offset=0.0):
+    """Return a function as an environment may make it in ``reset``."""
+    return lambda x, scale=factor, *, add=offset: (x + len(vars(env)) if goal else -x) * scale + add
+
+
+@pytest.mark.parametrize('goal', [0, 1])
+def test_functions_made_in_functions_are_saved_and_refer_to_the_environment(goal):
+    env, other = Plain(size=1), Plain(size=1)
+    env.law, other.law = rule(env, goal, 2.0, offset=0.5), rule(other, 1 - goal)
+    law = copied(env, other).law
+    assert law(3) == env.law(3) and law(3, 1.0, add=0.0) == env.law(3, 1.0, add=0.0)
+    assert law.__closure__[0].cell_contents is other
+
+
+def test_functions_that_refer_to_what_cannot_be_saved(caplog):
+    caplog.set_level(logging.INFO)
+    module = sys
+
+    def draw():
+        return module
+
+    other = lambda: None
+    assert copied(Plain(draw=draw), Plain(draw=other)).draw is other  # like a module that is an attribute itself
+    lock = threading.Lock()
+    assert saved_state.capture(Plain(law=lambda: lock)) is None and 'cannot be saved' in caplog.text
 
 
 def test_an_attribute_that_did_not_exist_is_removed():

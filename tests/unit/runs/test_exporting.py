@@ -99,6 +99,34 @@ def test_actions_come_in_the_bounds_of_the_environment(tmp_path):
     env.close()
 
 
+MASKED = '''
+include 'ppo_cart_pole.gin'
+create_environment.env_name = 'Taxi-v4'
+suite_gym.load.gym_env_wrappers = (@ActionMaskFromInfo, )
+TrainerConfig.data_transformer_ctor = @ActionMask
+'''
+
+
+@pytest.mark.parametrize('suffix', ['pt2', 'onnx'])
+def test_an_exported_policy_takes_valid_actions_only(suffix, tmp_path):
+    if suffix == 'onnx':
+        pytest.importorskip('onnxscript')
+    (tmp_path / 'masked.gin').write_text(MASKED)
+    policy, env = policy_of(str(tmp_path / 'masked.gin'), tmp_path)
+    path = str(tmp_path / f'policy.{suffix}')
+    assert exporting.export_to(path, policy, env, 'a policy', {}, num_steps=50) <= 1e-5
+    env.close()
+    if suffix == 'pt2':
+        files = {exporting.METADATA: ''}
+        step = torch.export.load(path, extra_files=files).module()
+        names = [entry['name'] for entry in json.loads(files[exporting.METADATA])['observations']]
+        for valid in range(6):
+            values = dict(observation=torch.zeros(1, dtype=torch.int64),
+                          valid_action_mask=torch.nn.functional.one_hot(torch.tensor([valid]), 6).to(torch.int8))
+            state = [torch.zeros(1, dtype=torch.int64)] * 2  # steps of the episode, and the previous action
+            assert step(torch.tensor([True]), torch.zeros(1), *map(values.get, names), *state)[0] == valid
+
+
 def test_distributions_of_torch_that_validate_their_arguments_are_exported(tmp_path, monkeypatch):
     categorical = torch.distributions.Categorical
     policy, env = policy_of('ppo_cart_pole', tmp_path)

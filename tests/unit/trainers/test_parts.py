@@ -78,6 +78,13 @@ def test_the_state_of_the_generators_can_be_read_without_executing_code():
     assert draw() == expected
 
 
+def test_a_seed_may_be_a_number_of_numpy():
+    assert type(random_state.set_random_seed(np.int64(5))) is int
+    first = draw()
+    random_state.set_random_seed(5)
+    assert draw() == first
+
+
 def test_a_seed_is_drawn_by_default():
     assert random_state.set_random_seed(None) != random_state.set_random_seed(None)
 
