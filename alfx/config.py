@@ -282,7 +282,8 @@ class TrainerConfig:
         """
         if self._data_transformer is None and self.data_transformer_ctors():
             raise RuntimeError('TrainerConfig.data_transformer is set by the trainer once it knows the observation '
-                               'spec; no trainer has used this configuration yet')
+                               'spec, which no trainer has done yet; without a trainer, set it to '
+                               'create_data_transformer(config.data_transformer_ctors(), observation_spec)')
         return self._data_transformer
 
     @data_transformer.setter

@@ -68,6 +68,9 @@ class _Owners:
 
     def give(self, algorithm: Owner, optimizer: Any, parameters: list[nn.Parameter]) -> None:
         """Assign ``parameters`` to ``optimizer``, which belongs to ``algorithm``."""
+        if isinstance(optimizer, type):
+            raise OwnershipError(f'{algorithm.name}: expected an optimizer, found the class {optimizer.__name__}; '
+                                 f'create one: {optimizer.__name__}()')
         twice = [self._names.get(id(p), '?') for p in parameters if id(p) in self._owned - self.shared]
         if twice:
             raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in '

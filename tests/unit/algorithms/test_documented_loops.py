@@ -153,6 +153,11 @@ def test_a_part_that_was_trained_alone_before_is_trained_with_its_owner():
         Point(part=part).train()
 
 
+def test_a_class_instead_of_an_optimizer_is_an_error():
+    with pytest.raises(OwnershipError, match=r'expected an optimizer, found the class Adam; create one: Adam\(\)'):
+        Point(Adam).train()
+
+
 def test_an_optimizer_may_have_parameters_already():
     point, other = Point(part=Point()), Point()
     optimizers = Adam([point.part.x], lr=0.1), Adam([*other.parameters()], lr=0.1)
