@@ -117,8 +117,8 @@ class Learner:
 
         Args:
             experience: ``[T + 1, B, ...]``; the last step is only used to bootstrap from.
-            rollout_info: infos ``[T + 1, B, ...]``; ``None`` to compute them from ``experience``, as for those that
-                acting has left incomplete.
+            rollout_info: infos ``[T + 1, B, ...]``; ``None`` to compute them from ``experience``, which is also done
+                if acting has left those of ``experience`` incomplete and they are passed unchanged.
 
         Returns:
             ``T * B``, the number of steps trained on.
