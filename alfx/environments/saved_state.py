@@ -212,7 +212,7 @@ def _package(kind: Any) -> str:
 def _is_skipped(value: Any) -> bool:
     if isinstance(value, (types.FunctionType, type)):
         return _package(value) in _WINDOW_PACKAGES or not _has_name(value) and (
-            isinstance(value, type) or any(_is_skipped(cell.cell_contents) for cell in value.__closure__ or ()))
+            isinstance(value, type) or any(map(_is_skipped, inspect.getclosurevars(value).nonlocals.values())))
     if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
@@ -254,7 +254,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType) and not _has_name(obj):  # such as a lambda that reset() makes
-            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+            cells = [*inspect.getclosurevars(obj).nonlocals.values()]
             state = {'__defaults__': obj.__defaults__, '__kwdefaults__': obj.__kwdefaults__}
             return _function, (marshal.dumps(obj.__code__), obj.__module__, cells), (vars(obj), state)
         if isinstance(obj, os.PathLike):
