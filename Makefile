@@ -11,8 +11,8 @@ TORCH ?= torch==2.13.*
 DOCS_VENV ?= build/docs-venv
 # Each demo writes into a new folder, so earlier runs are kept.
 RUN ?= runs/ppo_cart_pole-$(shell date +%Y%m%d-%H%M%S)
-# Number of pytest workers, each with one thread: one more than the cores, because some tests wait for processes.
-JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Number of pytest workers; each uses one thread.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
