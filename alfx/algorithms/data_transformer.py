@@ -24,7 +24,7 @@ from alfx.algorithms.transformers.normalization import (OFFLINE, UPDATE_MODES, e
                                                      make_normalizer, make_reward_normalizer, plan_normalizing)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
-from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, changed, log_unused, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, log_unused, non_default, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.discrete_action import NoValidActionError
 from alfx.utils.normalizers import Normalizer
@@ -451,7 +451,7 @@ class ObservationNormalizer(SimpleDataTransformer):
             raise ValueError(f"ObservationNormalizer.mode: must not be set with update_mode = 'offline', found "
                              f'{mode!r}')
         rates = {'adaptive': 'speed', 'window': 'window_size', 'em': 'update_rate'}
-        unused = changed(ObservationNormalizer.__init__, locals(), *(rates[other] for other in rates if other != mode))
+        unused = non_default(ObservationNormalizer.__init__, locals(), *(rates[x] for x in rates if x != mode))
         log_unused('ObservationNormalizer', unused, f'mode is {mode!r}')
         self._normalizer = make_normalizer(mode, specs, zero_mean, speed, window_size, update_rate)
 

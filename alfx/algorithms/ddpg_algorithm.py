@@ -24,7 +24,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac.actions import ActionParts
 from alfx.algorithms.sac.states import check_batches
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, changed, configurable, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, non_default, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -127,7 +127,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         bounds = ActionBounds(action_spec, owner)
         if exploration_noise_ctor is None:
             exploration_noise_ctor = partial(OrnsteinUhlenbeckNoise, stddev=ou_stddev, damping=ou_damping)
-        elif changed(DdpgAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'):
+        elif non_default(DdpgAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'):
             raise ConfError([problem_at(owner, 'exploration_noise_ctor', 'replaces the Ornstein-Uhlenbeck noise, but '
                                         'ou_stddev or ou_damping is set too', 'remove one or the other')])
         exploration = exploration_noise_ctor(action_spec)

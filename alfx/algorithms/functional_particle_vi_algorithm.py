@@ -21,8 +21,8 @@ from alfx import context, summary
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.gin_utils import (ConfError, Count, NonNegative, Positive, changed, check_value, configurable, log_unused,
-                            problem_at)
+from alfx.gin_utils import (ConfError, Count, NonNegative, Positive, check_value, configurable, log_unused,
+                            non_default, problem_at)
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
@@ -152,7 +152,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
                 use_fc_ln, activation=activation, last_layer_size=task.output_dim, last_activation=last_activation,
                 last_use_bias=last_use_bias, last_use_ln=last_use_ln)
         else:
-            log_unused(owner, changed(FuncParVIAlgorithm.__init__, locals(), 'conv_layer_params', 'fc_layer_params',
+            log_unused(owner, non_default(FuncParVIAlgorithm.__init__, locals(), 'conv_layer_params', 'fc_layer_params',
                                       'use_conv_bias', 'use_conv_ln', 'use_fc_bias', 'use_fc_ln', 'activation',
                                       'last_activation', 'last_use_bias', 'last_use_ln'), 'param_net is given')
             param_net = param_net if isinstance(param_net, Network) else param_net(task.input_spec)

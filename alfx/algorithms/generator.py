@@ -30,7 +30,7 @@ from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, changed, configurable, log_unused, problem_at
+from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, log_unused, non_default, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
@@ -112,7 +112,7 @@ class Generator(Algorithm):
         _check_combination(owner, par_vi, functional_gradient, entropy_regularization, input_tensor_spec, output_dim,
                            noise_dim, direct_jac_inverse, inverse_mvp_optimizer, lambda_trainable)
         if not functional_gradient:
-            log_unused(owner, changed(Generator.__init__, locals(), 'block_inverse_mvp', 'direct_jac_inverse',
+            log_unused(owner, non_default(Generator.__init__, locals(), 'block_inverse_mvp', 'direct_jac_inverse',
                                       'init_lambda', 'inverse_mvp_optimizer', 'lambda_optimizer'),
                        'functional_gradient is False')
         if critic_optimizer is not None and par_vi != 'minmax':

@@ -27,7 +27,7 @@ from alfx.algorithms.mcts.temperatures import VisitSoftmaxTemperatureByMoves, Vi
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
-from alfx.gin_utils import Count, Fraction, Positive, changed, configurable, log_unused
+from alfx.gin_utils import Count, Fraction, Positive, configurable, log_unused, non_default
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
@@ -173,7 +173,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                              'act_, search_ and learn_with_exploration_policy')
         unused = (('predict_action_sampler', 'rollout_action_sampler') if root_search == 'gumbel' else
                   ('max_num_considered_actions', 'gumbel_scale', 'value_scale', 'maxvisit_init'))
-        log_unused(name, changed(MCTSAlgorithm.__init__, locals(), *unused), f'root_search is {root_search!r}')
+        log_unused(name, non_default(MCTSAlgorithm.__init__, locals(), *unused), f'root_search is {root_search!r}')
         try:
             settings = SearchSettings(
                 num_simulations=num_simulations, discount=discount, two_players=is_two_player_game,

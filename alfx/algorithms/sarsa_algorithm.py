@@ -30,7 +30,7 @@ from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
-from alfx.gin_utils import Count, Fraction, NonNegative, Positive, changed, configurable, log_unused
+from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, log_unused, non_default
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.discrete_action import suited_algorithms
@@ -150,7 +150,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._critic_loss = critic_loss_cls(debug_summaries=debug_summaries, name='critic_loss')
         self._set_alpha(initial_alpha if is_stochastic else None, target_entropy, use_entropy_reward, alpha_optimizer)
         if is_stochastic:
-            log_unused('SarsaAlgorithm', changed(SarsaAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'),
+            log_unused('SarsaAlgorithm', non_default(SarsaAlgorithm.__init__, locals(), 'ou_stddev', 'ou_damping'),
                        f'{actor.name} outputs distributions, which need no noise')
         smoothed = [] if self._smoothed_actor_network is None else [self._smoothed_actor_network]
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],

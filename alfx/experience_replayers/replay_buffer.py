@@ -21,7 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.value_checks import Count, Fraction, Range, changed, log_unused
+from alfx.gin_utils.value_checks import Count, Fraction, Range, log_unused, non_default
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -122,7 +122,7 @@ class ReplayBuffer(RingBuffer):
                                               return_after_truncation)
         else:
             unused = 'default_return', 'gamma', 'reward_clip', 'return_after_truncation'
-            log_unused('ReplayBuffer', changed(ReplayBuffer.__init__, locals(), *unused),
+            log_unused('ReplayBuffer', non_default(ReplayBuffer.__init__, locals(), *unused),
                        'record_episodic_return is False')
         self._records: Optional[EpisodeRecords] = None
         self._refuses_episodes = keep_episodic_info is False

@@ -18,7 +18,7 @@
 """
 
 from alfx.gin_utils.value_checks import (Count, Fraction, NonNegative, Positive, PositiveFraction, Range, StepLimit,
-                                         changed, check_value, log_unused, problem_at)
+                                         check_value, log_unused, non_default, problem_at)
 from .describe import describe, flat_lines, meanings
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 from alfx.gin_utils.conf_loading import check_file, clear, import_configurables, load, loaded
@@ -36,13 +36,13 @@ from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
     'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'PositiveFraction', 'Problem', 'Range',
-    'StepLimit', 'changed', 'check_file', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
+    'StepLimit', 'check_file', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
     'confs_without_effect', 'copy_conf', 'declare_scope', 'describe', 'flat_lines', 'has_checkpoint',
     'hint_nearest', 'import_configurables', 'is_explained', 'is_own_conf', 'is_trusted', 'load', 'loaded',
-    'log_unused', 'may_import', 'meanings', 'mistakes_of_unused', 'operative_config_str', 'plain_text',
-    'problem_at', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust', 'rewrite_conf',
-    'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused',
-    'write_conf', 'write_operative'
+    'log_unused', 'may_import', 'meanings', 'mistakes_of_unused', 'non_default', 'operative_config_str',
+    'plain_text', 'problem_at', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust',
+    'rewrite_conf', 'stored_conf', 'stored_info', 'supplied_arguments', 'takes_arguments_of', 'unused_bindings',
+    'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

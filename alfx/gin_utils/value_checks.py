@@ -138,7 +138,7 @@ def log_unused(owner: str, names: Collection[str], reason: str) -> None:
         _logger.info('%s', problem_at(owner, name, f'is not used: {reason}'))
 
 
-def changed(function: Callable[..., Any], values: Mapping[str, Any], *names: str) -> list[str]:
+def non_default(function: Callable[..., Any], values: Mapping[str, Any], *names: str) -> list[str]:
     """Return which of ``names``, arguments of ``function``, have ``values`` other than their defaults."""
     defaults = {name: inspect.signature(function).parameters[name].default for name in names}
     return [name for name, default in defaults.items() if values[name] is not default and values[name] != default]
