@@ -211,8 +211,8 @@ def _package(kind: Any) -> str:
 
 def _is_skipped(value: Any) -> bool:
     if isinstance(value, (types.FunctionType, type)):
-        return _package(value) in _WINDOW_PACKAGES or not _has_name(value) and (
-            isinstance(value, type) or any(map(_is_skipped, inspect.getclosurevars(value).nonlocals.values())))
+        return _package(value) in _WINDOW_PACKAGES or not _has_name(value) and (isinstance(value, type) or any(
+            x is value or _is_skipped(x) for x in inspect.getclosurevars(value).nonlocals.values()))
     if isinstance(value, _SKIPPED_TYPES) or _package(type(value)) in _WINDOW_PACKAGES:
         return True
     return any(type(value) is getattr(sys.modules.get(module), name, None) for module, name in _WINDOW_TYPES)
