@@ -119,7 +119,7 @@ def test_help_shows_arguments_docstring_and_confs_that_bind_them(capsys):
 def test_help_explains_arguments_of_other_classes_by_class(capsys):
     for name, owner, explained in (
             ('PPOLoss', 'ActorCriticLoss', 'td_loss_weight = 1.0: weight of the value error.'),
-            ('PPOAlgorithm', 'ActorCriticAlgorithm', 'optimizer = None: owns all parameters.'),
+            ('PPOAlgorithm', 'ActorCriticAlgorithm', 'optimizer = None: optimizes all parameters.'),
             ('ActorDistributionNetwork', 'EncodingNetwork', 'use_fc_bn = False: use batch norm in fully')):
         assert help_program.main([name]) == 0
         own, _, inherited = capsys.readouterr().out.partition(f'\nArguments of {owner}:\n')
