@@ -230,7 +230,7 @@ def test_callbacks_see_the_episodes_of_all_ranks_and_stop_all_ranks(tmp_path):
               'StopWithoutImprovement.patience = 1', 'StopWithoutImprovement.min_delta = 1e9',
               'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = None', 'TrainerConfig.eval_interval = 2',
               'TrainerConfig.num_eval_episodes = 1']
-    for reason in ('has not improved', 'as before'):
+    for reason in ('has not improved', 'has stopped the run before'):
         code, output = finish('two', tmp_path, 20, *params)
         assert code == 0 and output.count('StopWithoutImprovement stops the run') == 1 and reason in output, output
     with open(tmp_path / 'progress.csv') as file:
