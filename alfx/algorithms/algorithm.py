@@ -222,6 +222,12 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             own = own._replace(traceable_update=False)
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
+    def _determine_capabilities(self) -> None:
+        self._capabilities = self._joined_capabilities()
+        if not self._declares_capabilities() and self.own_capabilities().traceable_update:
+            logger.info("%s does not declare that its updates can be traced, so they run eagerly, which is slower; "
+                        "see 'Speed up the updates' in docs/write_an_algorithm.md", type(self).__name__)
+
     def _declares_capabilities(self) -> bool:
         """Return whether the class is one of alfx, or overrides :meth:`own_capabilities`."""
         return type(self).__module__.startswith('alfx.') or 'own_capabilities' in vars(type(self))
@@ -637,25 +643,21 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
             ConfError: a part does not support the configuration.
             OwnershipError: a trainable parameter has no optimizer.
         """
-        if self._config is not None:
-            for part in self.modules():
-                if isinstance(part, Algorithm):
-                    part.check_config(self._config)
-        for part in reversed([x for x in self.modules() if isinstance(x, Algorithm)]):  # parts before their owners
-            part._capabilities = part._joined_capabilities()
-            if not part._declares_capabilities() and part.own_capabilities().traceable_update:
-                logger.info("%s does not declare that its updates can be traced, so they run eagerly, which is slower; "
-                            "see 'Speed up the updates' in docs/write_an_algorithm.md", type(part).__name__)
+        config, parts = self._config, [x for x in self.modules() if isinstance(x, Algorithm)]
+        if config is not None:
+            for part in parts:
+                part.check_config(config)
+        for part in reversed(parts):  # parts before their owners
+            part._determine_capabilities()
         if self.data_transformer is not None:  # checkpoints contain its statistics once
             self.add_module('_root_data_transformer', self.data_transformer)
         assign_optimizers(self)
-        config = self._config
         if config is None or not has_checkpoint(config.root_dir):
             self.preload_checkpoints()
         if config is not None and config.summarize_gradient_noise_scale:
             self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
-            self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
+            self.updater.use_mixed_precision([part.updater for part in parts])
 
     def _finalize_at_first_use(self) -> None:
         """Call :meth:`finalize` if neither this algorithm nor one that contains it has been finalized."""

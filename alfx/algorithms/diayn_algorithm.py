@@ -166,8 +166,7 @@ class DIAYNAlgorithm(Algorithm):
         """
         representation, skill = self._unpacked(inputs)
         valid = _valid(state.has_previous, inputs.step_type)
-        info = self._info(self._predict(representation), state.skill, valid)
-        return AlgStep((), _next_state(skill), info)
+        return AlgStep((), _next_state(skill), self._info(self._predict(representation), state.skill, valid))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
         """Compute :meth:`train_step` for ``[T, B, ...]``; only the first step of ``state`` is used."""

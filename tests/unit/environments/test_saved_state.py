@@ -87,7 +87,7 @@ def rule(env, goal, factor=1.0, *, offset=0.0):
 
 
 @pytest.mark.parametrize('goal', [0, 1])
-def test_functions_made_in_functions_are_saved_and_refer_to_the_environment(goal):
+def test_functions_made_in_functions_are_saved_with_the_environment(goal):
     env, other = Plain(size=1), Plain(size=1)
     env.law, other.law = rule(env, goal, 2.0, offset=0.5), rule(other, 1 - goal)
     law = copied(env, other).law
