@@ -3,9 +3,9 @@
 All environments of a batch are stepped in one process, since a step costs less than a message to another process. The
 games come from the package ``minatar`` (extra ``minatar``).
 """
-import logging
-from collections.abc import Callable
+import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -76,23 +76,23 @@ class MinAtarEnv(gymnasium.Env):
 
 
 def _environment_class() -> Any:
-    """Import MinAtar quietly: without seaborn, which it needs only for its own window, it warns and configures logging.
+    """Import MinAtar without Matplotlib and seaborn, which only its own window needs and which take seconds to import.
 
     Raises:
         EnvironmentLoadError: it is not installed.
     """
-    handler, level = logging.NullHandler(), logging.root.manager.disable
-    logging.root.addHandler(handler)
-    logging.disable(logging.WARNING)
+    imported = {name: sys.modules.get(name) for name in ('matplotlib', 'seaborn')}
+    sys.modules.update(dict.fromkeys(imported, SimpleNamespace(pyplot=None, colors=None)))  # type: ignore[arg-type]
     try:
         from minatar import Environment
     except ImportError as error:
         raise EnvironmentLoadError(f'MinAtar is not installed: {pip_install("minatar")}') from error
     finally:
-        logging.disable(level)
-        logging.root.removeHandler(handler)
+        for name, module in imported.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
     return Environment
 
 
-_ENVIRONMENTS: dict[str, Callable[..., Any]] = {game: partial(MinAtarEnv, game) for game in GAMES}
-load = make_load(__name__, 'MinAtar game', _ENVIRONMENTS)
+load = make_load(__name__, 'MinAtar game', {game: partial(MinAtarEnv, game) for game in GAMES})

@@ -1,6 +1,8 @@
 """The MinAtar suite: the games of the package, with channels first, and their state."""
 import importlib.util
+import logging
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -82,3 +84,16 @@ def test_unknown_games_and_arguments_are_rejected_by_name():
         suite_minatar.load('breakout', env_args={'sticky_action_probability': 3.0})
     with pytest.raises(EnvironmentLoadError, match="did you mean 'breakout'"):
         suite_minatar.load('breakuot')
+
+
+@pytest.mark.parametrize('is_imported', [False, True])
+def test_the_import_leaves_matplotlib_and_the_root_logger_alone(is_imported, monkeypatch, caplog):
+    for name in [name for name in sys.modules if name.partition('.')[0] in ('minatar', 'matplotlib', 'seaborn')]:
+        monkeypatch.delitem(sys.modules, name)
+    module = types.ModuleType('matplotlib')
+    if is_imported:
+        monkeypatch.setitem(sys.modules, 'matplotlib', module)
+    handlers = list(logging.root.handlers)
+    MinAtarEnv('breakout')
+    assert sys.modules.get('matplotlib') is (module if is_imported else None) and 'seaborn' not in sys.modules
+    assert logging.root.handlers == handlers and not caplog.records
