@@ -15,8 +15,9 @@ from alfx.trainers.policy_trainer import RLTrainer
 
 TEXT = (Path(__file__).parents[3] / 'docs' / 'learn_from_images.md').read_text()
 COMMANDS = [shlex.split(line)[1:] for line in TEXT.splitlines() if line.startswith('python -m')]
-SHORT = {'train': ['--conf_param', 'TrainerConfig.num_env_steps=1000',
-                   '--conf_param', 'TrainerConfig.num_updates_per_train_iter=1'], 'play': ['--max_frames', '20']}
+SHORT = {'train': ['--conf_param', 'TrainerConfig.num_env_steps=100',
+                   '--conf_param', 'TrainerConfig.num_updates_per_train_iter=1',
+                   '--conf_param', 'create_environment.num_parallel_environments=8'], 'play': ['--max_frames', '20']}
 
 
 @pytest.mark.slow
