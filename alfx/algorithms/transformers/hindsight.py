@@ -261,7 +261,7 @@ class RewardCheck:
                 self._warned = True
                 _log.warning('%s: some episodes terminate with a reward of %g. If they terminate because the goal is '
                              'reached, set it as terminal_reward, so that relabeled goals end episodes as well',
-                             self._owner, float(time_step.reward[terminated].amax()))
+                             self._owner, float(time_step.reward[terminated].amax()) + 0.0)  # not -0
             return
         if time_step.reward.ndim != 2:
             raise ValueError(f'{self._owner}.terminal_reward: expected None for a multi-dimensional reward, found '
