@@ -99,9 +99,8 @@ class Collector:
 
     def _env_steps(self) -> int:
         """Return the environment steps of all processes as of the previous iteration."""
-        if context.get_ranks() is None:
-            return self._algorithm.get_step_metrics()[0].count
-        return int(context.get_progress('env_steps'))
+        return (self._algorithm.get_step_metrics()[0].count if context.get_ranks() is None
+                else int(context.get_progress('env_steps')))
 
     def collect(self, due: Due) -> Experience | None:
         """Collect an unroll, update the metrics and store the experience for replay.
@@ -144,6 +143,8 @@ class Collector:
 
     def _step_environments(self, length: int, bootstrap: bool) -> Steps:
         algorithm, env = self._algorithm, self._algorithm.environment
+        if env is None:
+            raise ValueError(f'{algorithm.name}: collecting steps needs an environment; pass env=')
         if self.position is None:
             self.position = start(algorithm, env)
         on_policy, capabilities = bool(algorithm.on_policy), algorithm.capabilities

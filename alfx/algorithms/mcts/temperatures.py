@@ -29,8 +29,7 @@ class VisitSoftmaxTemperatureByMoves:
 
     def __call__(self, steps: Tensor) -> Tensor:
         """Return temperatures float32 ``[B]`` for numbers of moves ``[B]``."""
-        index = torch.bucketize(steps, self._limits.to(steps.device))
-        return self._temperatures.to(steps.device)[index]
+        return self._temperatures.to(steps.device)[torch.bucketize(steps, self._limits.to(steps.device))]
 
 
 @configurable

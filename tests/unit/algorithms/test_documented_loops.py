@@ -22,6 +22,7 @@ from alfx.engine.learner import Learner
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.networks import ActorDistributionNetwork, ValueNetwork
 from alfx.optimizers import Adam
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 
 def agent_of(cls, algorithm):
@@ -178,6 +179,14 @@ def test_a_first_update_without_a_trainer_assigns_the_optimizers():
 def test_a_learner_needs_a_configuration():
     with pytest.raises(ValueError, match='needs a TrainerConfig'):
         Loss().train_iter()
+
+
+def test_collecting_steps_needs_an_environment():
+    spec = TensorSpec((3, ))
+    algorithm = ActorCriticAlgorithm(spec, BoundedTensorSpec((2, )), env=None, optimizer=Adam(lr=0.1),
+                                     config=TrainerConfig(root_dir='', unroll_length=2))
+    with pytest.raises(ValueError, match='ActorCriticAlgorithm: collecting steps needs an environment; pass env='):
+        algorithm.train_iter()
 
 
 def test_a_root_algorithm_with_a_normalizer_is_traced_like_an_agent():
