@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 
 from alfx import gin_utils
-from alfx.gin_utils.value_checks import describe, problem_at, problem_of
 from alfx.gin_utils.settings import setting, wrong_values
+from alfx.gin_utils.value_checks import describe, problem_at, problem_of
 from alfx.summary.trackers import TRACKERS
 
 _OWNER = 'TrainerConfig'

@@ -16,18 +16,18 @@ import numpy as np
 
 from alfx import context, gin_utils
 from alfx.config import TrainerConfig
-from alfx.offline.dataset_sources import reference_returns
-from alfx.reports import comparing, curves
-from alfx.trainers import conf_check, devices
-from alfx.runs import building, evaluator, playing, run_files, run_lock, zoo
-from alfx.runs.evaluator import EvalResult, evaluate_supervised
 from alfx.gin_utils.python_values import binding_lines
 from alfx.gin_utils.registry import program_module
+from alfx.offline.dataset_sources import reference_returns
+from alfx.reports import comparing, curves
+from alfx.runs import building, evaluator, playing, run_files, run_lock, zoo
+from alfx.runs.callbacks import Callback
+from alfx.runs.evaluator import EvalResult, evaluate_supervised
+from alfx.runs.policy import Policy
+from alfx.trainers import conf_check, devices
+from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 from alfx.utils import processes, random_state
 from alfx.utils.exclusive import exclusive
-from alfx.runs.callbacks import Callback
-from alfx.runs.policy import Policy
-from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 __all__ = ['check', 'evaluate', 'load', 'plot', 'read_progress', 'train']
 _CALLBACKS = 'TrainerConfig.callbacks'

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.algorithms.algorithm import Algorithm, Loss
-from alfx.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.td_loss import TDLoss
 from alfx.bin import help as described
 from alfx.bin.list import Head, read_heads
+from alfx.config import TrainerConfig
 from alfx.environments.utils import create_environment
 from alfx.runs import building
 

@@ -27,10 +27,10 @@ import torch
 from alfx import gin_utils
 from alfx.config import TrainerConfig
 from alfx.offline import dataset_folder, recorder
-from alfx.tensor_specs import SpecError
 from alfx.runs import building
 from alfx.runs import run_files
 from alfx.runs.playing import play
+from alfx.tensor_specs import SpecError
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 

@@ -12,9 +12,10 @@ from torch import nn
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.base.overrides import is_overridden
-from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.layers import Dropout
 from alfx.networks.action_specs import check_actor
@@ -22,7 +23,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.norm_layers import has_batch_norm
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 ActorCriticState = namedtuple('ActorCriticState', ['actor', 'value'], default_value=())

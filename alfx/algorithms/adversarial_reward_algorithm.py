@@ -31,13 +31,13 @@ from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.reward_learning_algorithm import RewardEstimationAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Fraction, NonNegative, check_value, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.offline.demonstrations import Demonstrations
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.engine.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 

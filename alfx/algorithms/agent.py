@@ -14,20 +14,20 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.overrides import is_overridden
-from alfx.config import TrainerConfig
+from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
 from alfx.algorithms.intrinsic.reward_mixture import (Coefficient, check_modules, modules_and_coefficients,
                                                       rewards_batches, rewards_by_name, rewards_unrolls_at_once,
                                                       why_not_at_once)
-from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, configurable, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.schedulers import as_scheduler
-from alfx.engine.capabilities import Capabilities
 
 AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
 """The state of each part."""

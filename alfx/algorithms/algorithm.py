@@ -17,25 +17,25 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
-from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.overrides import is_overridden
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
+from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
 from alfx.checkpoints.files import CheckpointError
 from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info, clear_batch_info
-from alfx.engine.stored_unrolls import PhaseSettings, StoredUnrolls
+from alfx.engine.batch_sources import BatchSource
+from alfx.engine.capabilities import Capabilities
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
+from alfx.engine.stored_unrolls import PhaseSettings, StoredUnrolls
 from alfx.engine.updater import Updater
-from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable, problem_at
 from alfx.gin_utils.run_folder import has_checkpoint
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.renamed import adopt_former_methods, keep_former_methods
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ import time
 from typing import Any, NamedTuple
 
 from alfx import context, nest, summary
-from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.config import TrainerConfig
-from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.offline.offline_losses import StoredActions
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.networks.actor_networks import ActorNetwork

@@ -23,12 +23,12 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, NonNegative, configurable, problem_at, takes_arguments_of
-from alfx.utils.math_ops import identity
 from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec
-from alfx.engine.capabilities import Capabilities
+from alfx.utils.math_ops import identity
 
 BcInfo = namedtuple('BcInfo', ['actor', 'discriminator', 'target', 'step_type'], default_value=())
 """``actor``: action of the policy; ``discriminator``: f at this observation; ``target``: recorded action; ``[B, D]``

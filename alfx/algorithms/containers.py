@@ -16,14 +16,14 @@ from alfx import gin_utils, nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.composition.container_elements import Selector, parse_elements
-from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable
 from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 _STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
 """Attribute with the state spec of a method; methods that train use ``train_state_spec``."""

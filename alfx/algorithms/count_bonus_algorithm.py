@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
+from alfx.algorithms.base.observation_grid import ObservationGrid
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Positive, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.base.observation_grid import ObservationGrid
 
 CountMeasures = namedtuple('CountMeasures', ['reward', 'count'], default_value=())
 """Output of ``predict_step``, float32 ``[B]`` each: the reward, NaN at FIRST; the number of visits in training."""

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from alfx import nest, norm_layers
+from alfx.algorithms.base import critic_values, q_values
+from alfx.algorithms.base.exploration_noise import ActionBounds
 from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
-from alfx.algorithms.base.exploration_noise import ActionBounds
-from alfx.algorithms.base import critic_values, q_values
 from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import Choice
 from alfx.algorithms.sac.states import OF_BATCHES

@@ -13,13 +13,13 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.exploration_noise import choose
 from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.config import TrainerConfig
-from alfx.algorithms.base.exploration_noise import choose
 from alfx.data_structures import AlgStep, BasicRLInfo, TimeStep
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
 

@@ -19,9 +19,9 @@ from alfx import context, nest
 from alfx.algorithms.transformers.field_checks import check_fields, check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler, GoalReward
-from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.algorithms.transformers.normalization import (OFFLINE, UPDATE_MODES, episode_returns, exact_moments,
                                                      make_normalizer, make_reward_normalizer, plan_normalizing)
+from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, log_unused, non_default, problem_at

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from alfx import nest, norm_layers
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
-from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
-from alfx.algorithms.base import critic_values
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac.actions import ActionParts
 from alfx.algorithms.sac.states import check_batches
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, non_default, problem_at
 from alfx.networks.action_specs import check_actor

@@ -27,11 +27,11 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.intrinsic.intrinsic_reward import hidden_sizes, make_network
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, Positive, check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
 from alfx.utils.spec_utils import spec_means_and_magnitudes

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, make_atoms
-from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
 from alfx.algorithms.base.overrides import is_overridden
 from alfx.algorithms.base.time_slices import steps, pad_end
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, make_atoms
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import Count, Fraction, configurable
 from alfx.networks.q_networks import QNetwork

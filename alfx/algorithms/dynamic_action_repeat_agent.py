@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import HindsightExperienceTransformer
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
-from alfx.engine.capabilities import Capabilities
 
 ActionRepeatState = namedtuple(
     'ActionRepeatState', ['rl', 'action', 'steps', 'k', 'rl_discount', 'rl_reward', 'sample_rewards', 'repr'],

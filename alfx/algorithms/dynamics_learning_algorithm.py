@@ -28,15 +28,15 @@ from torch.nn import functional as F
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.model_based.bootstrap import transition_weights
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.distributions.continuous import DiagMultivariateNormal
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Range, check_value, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.model_based.bootstrap import transition_weights
 from alfx.utils.running_stats import AdaptiveStats
 
 DynamicsState = namedtuple('DynamicsState', ['feature', 'network'], default_value=())

@@ -14,11 +14,11 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, time_step_spec
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 
 def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,

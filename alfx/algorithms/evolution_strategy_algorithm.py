@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest, summary
-from alfx.config import TrainerConfig
-from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
-from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
+from alfx.algorithms.evolution import evolution
 from alfx.algorithms.evolution.population import play_population
+from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.config import TrainerConfig
+from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import (ConfError, Count, Fraction, NonNegative, Positive, Range, check_value, configurable,
                             problem_at)
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.algorithms.evolution import evolution
 from alfx.utils.running_stats import updated_at_the_end
 from alfx.utils.schedulers import as_scheduler
 

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from alfx import context, summary
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
+from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import (ConfError, Count, NonNegative, Positive, check_value, configurable, log_unused,
                             non_default, problem_at)
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
 from alfx.tensor_specs import TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 logger = logging.getLogger(__name__)

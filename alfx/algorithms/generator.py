@@ -26,17 +26,17 @@ from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.mi_estimator import MIEstimator
 from alfx.algorithms.particle_vi_algorithm import RIDGE, check_method, losses_of, moving_loss, score_of
+from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, log_unused, non_default, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.particles import particle_vi
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.math_ops import identity
 from alfx.utils.target_updater import TargetUpdater

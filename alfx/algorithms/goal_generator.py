@@ -11,9 +11,9 @@ from torch import Tensor
 
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
-from alfx.engine.capabilities import Capabilities
 
 GoalState = namedtuple('GoalState', ['goal'], default_value=())
 """Goal of the episode, ``[B, K]``; zeros before a goal is sampled."""

@@ -19,15 +19,15 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.functional_particle_vi_algorithm import (FunctionSpace, Prior, check_function_vi, log_network,
                                                               resolved_entropy_regularization)
 from alfx.algorithms.generator import Generator
+from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
 from alfx.tensor_specs import TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 

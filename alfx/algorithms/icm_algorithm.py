@@ -27,13 +27,13 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm
                                                         hidden_sizes, is_first, is_last, make_network, next_row,
                                                         output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Positive, configurable, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 
 ICMState = namedtuple('ICMState', ['feature', 'has_previous'], default_value=())

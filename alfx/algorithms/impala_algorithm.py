@@ -15,12 +15,12 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticState
-from alfx.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
-from alfx.engine.capabilities import Capabilities
 
 ImpalaInfo = namedtuple('ImpalaInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'log_prob', 'action_distribution', 'value',

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
-from alfx.algorithms.offline import offline_losses
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
 from alfx.networks.action_specs import check_actor, refuse_discrete_actions

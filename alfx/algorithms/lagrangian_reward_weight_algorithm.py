@@ -30,9 +30,9 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.environment_rewards import environment_reward, require_environment_rewards
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Positive, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.averager import EMAverager
 
 LagInfo = namedtuple('LagInfo', ['rollout_reward'], default_value=())

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState)
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -26,10 +25,11 @@ from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
 from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction
 from alfx.algorithms.world_models import LearnsModel, reject_observation_transformers, termination_function
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 MbrlState = namedtuple('MbrlState', ['dynamics', 'reward', 'planner'], default_value=())
 """State of each module."""

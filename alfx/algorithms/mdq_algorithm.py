@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
-from alfx.algorithms.base.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.base.time_slices import pad_end
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import soft_losses as sac_losses
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import Count, Fraction, NonNegative, configurable
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork

@@ -35,10 +35,10 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticInfo
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import DecodingAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.vae import VariationalAutoEncoder
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import Count, Fraction, configurable
 from alfx.layers import FC, BottleneckBlock, Conv2D, Reshape, Sequential

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.world_models import WorldModel, reject_observation_transformers
+from alfx.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, Count, Fraction, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

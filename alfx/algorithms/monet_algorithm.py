@@ -29,16 +29,16 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, NonNegative, Range, configurable
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.utils.dist_utils import DiagMultivariateNormal
 from alfx.utils.math_ops import identity
 

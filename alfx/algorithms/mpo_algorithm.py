@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
-from alfx.algorithms.mpo import mpo_loss
 from alfx.algorithms.base.critic_values import min_q, sequence_priority, weighted_sum
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
+from alfx.algorithms.mpo import mpo_loss
 from alfx.algorithms.mpo.mpo_loss import Multiplier, Temperature
 from alfx.algorithms.mpo.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, Count, Fraction, Positive, configurable, problem_at
 from alfx.networks.action_specs import check_actor

@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.config import TrainerConfig
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.algorithms.muzero.reanalysis import half_precision, search_observation, search_observation_spec
 from alfx.algorithms.muzero_representation_learner import MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 
 @configurable

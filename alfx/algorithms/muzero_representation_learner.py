@@ -28,15 +28,15 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.base.ownership import assign_optimizers
-from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, UntransformedTimeStep
 from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.saved_count import SavedCount
 
 __all__ = ['LinearTdStepFunc', 'MuzeroInfo', 'MuzeroRepresentationImpl', 'MuzeroRepresentationLearner',

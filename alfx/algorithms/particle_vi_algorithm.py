@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from alfx import context
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, Count, NonNegative, check_value, configurable, problem_at
 from alfx.tensor_specs import TensorSpec
-from alfx.algorithms.particles import particle_vi
 
 RIDGE = 1e-3
 """Constant that 'gfsf' adds to the unit diagonal of the kernel matrix, which close particles would make singular."""

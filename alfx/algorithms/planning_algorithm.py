@@ -15,12 +15,12 @@ from torch import Tensor
 
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import (ConfError, Count, Fraction, NonNegative, Positive, Range, check_value, configurable,
                             problem_at, takes_arguments_of)
 from alfx.optimizers.traj_optimizers import (CEMOptimizer, CostFunction, ICEMOptimizer, MPPIOptimizer, RandomOptimizer,
                                              TrajOptimizer)
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 PlannerState = namedtuple('PlannerState', ['prev_plan'], default_value=())
 """Plan of the previous step, ``[B, H, dim]``."""

@@ -17,11 +17,12 @@ from torch import nn
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticState
 from alfx.algorithms.base.ownership import parameters_of
-from alfx.config import TrainerConfig
 from alfx.algorithms.ppg_loss import PPGAuxPhaseLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.networks.actor_distribution_networks import AuxiliaryValueActorNetwork
@@ -29,7 +30,6 @@ from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.projection_networks import CategoricalProjectionNetwork, NormalProjectionNetwork
 from alfx.networks.value_networks import ValueNetworkBase
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 PPGTrainInfo = namedtuple('PPGTrainInfo', [*PPOInfo()._fields, 'aux_value'], default_value=())

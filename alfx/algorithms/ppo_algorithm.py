@@ -11,9 +11,9 @@ from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
-from alfx.engine.capabilities import Capabilities
 
 PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',

@@ -9,8 +9,8 @@ import torch
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.gin_utils import Positive, configurable, takes_arguments_of
 from alfx.engine.capabilities import Capabilities
+from alfx.gin_utils import Positive, configurable, takes_arguments_of
 from alfx.utils import value_ops
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from alfx import nest, summary
-from alfx.config import TrainerConfig
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import BatchInfo, Experience, TimeStep
 from alfx.gin_utils import ConfError, Count, NonNegative, Range, configurable, problem_at, takes_arguments_of
 from alfx.offline.demonstration_folders import DemonstrationFolders, demonstrations_in

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
+from alfx.algorithms.base.future_steps import FutureSteps
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
-from alfx.algorithms.base.future_steps import FutureSteps
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, StepLimit, configurable, problem_at
 from alfx.layers import FC

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from alfx import context
-from alfx.config import TrainerConfig
+from alfx.algorithms.base.observation_grid import ObservationGrid
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import Fraction, NonNegative, PositiveFraction, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import DiscreteAction, mask_invalid
-from alfx.algorithms.base.observation_grid import ObservationGrid
 from alfx.utils.schedulers import as_scheduler
 
 QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values', 'mask'],

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.base.known_tasks import REWARDS, REWARDS_BEFORE_THE_STEP
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import check_value, configurable
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import DynamicsNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.running_stats import AdaptiveStats
 
 

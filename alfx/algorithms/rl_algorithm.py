@@ -12,11 +12,11 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.stored_unrolls import StoredUnrolls
-from alfx.engine.updater import check_compilable
 from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
 from alfx.engine.plan import TracedFunction
+from alfx.engine.stored_unrolls import StoredUnrolls
+from alfx.engine.updater import check_compilable
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, Problem, check_value, configurable, log_unused, problem_at
 from alfx.metrics.metric_set import MetricSet

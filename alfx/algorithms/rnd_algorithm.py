@@ -29,9 +29,9 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicMeasures, Intri
                                                         NetworkOrConstructor, all_fixed, is_first, is_last,
                                                         make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Positive, StepLimit, check_value, configurable, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
-from alfx.engine.capabilities import Capabilities
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
 """Info of a step, ``[B]`` each: the prediction error, and whether the step ends an episode. ``is_last`` is ``()`` if

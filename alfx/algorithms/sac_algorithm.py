@@ -27,12 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, norm_layers, summary
-from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.base.exploration_noise import ZetaRepeat
 from alfx.algorithms.base.time_slices import pad_end, pad_start
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import actions as sac_actions
@@ -43,6 +42,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacActorInfo, SacCriticI
                                         SacLossInfo, SacPolicy, SacState, check_arguments, check_batches,
                                         check_ensemble, check_normal_actor, initial_log_alphas, state_specs,
                                         targets_of_alpha)
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, Range, configurable
 from alfx.networks.action_specs import action_range, check_actor
@@ -51,8 +51,8 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import leaf_of_mask
 from alfx.utils.averager import ScalarAdaptiveAverager
+from alfx.utils.discrete_action import leaf_of_mask
 
 
 @configurable

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
-from alfx.algorithms.base.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base.time_slices import pad_end
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, log_unused, non_default

@@ -20,17 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
-from alfx.algorithms.taac.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
-                                                 choose, trajectory_encoder)
-from alfx.algorithms.taac.compare_through import compare_through_return
 from alfx.algorithms.base.time_slices import repeated, pad_end
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import soft_losses as sac_losses
+from alfx.algorithms.taac.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
+                                                 choose, trajectory_encoder)
+from alfx.algorithms.taac.compare_through import compare_through_return
+from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 from alfx.algorithms.td_loss import TDLoss
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
@@ -42,7 +43,6 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
-from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
 
 TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())

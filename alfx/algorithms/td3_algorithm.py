@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from alfx import context
-from alfx.config import TrainerConfig
-from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat, gaussian_like
+from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import Count, NonNegative, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Positive, configurable, problem_at
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action',

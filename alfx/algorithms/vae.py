@@ -25,13 +25,13 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 from alfx.utils.schedulers import ConstantScheduler, as_scheduler
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import NonNegative, Positive, check_value, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec

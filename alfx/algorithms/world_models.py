@@ -12,18 +12,18 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.known_tasks import TERMINATIONS, no_termination
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorithm, DynamicsState,
                                                          StochasticDynamicsAlgorithm)
-from alfx.algorithms.base.known_tasks import TERMINATIONS, no_termination
 from alfx.algorithms.reward_learning_algorithm import LearnedReward
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
+from alfx.engine.loss_reduction import masked_loss
 from alfx.gin_utils import ConfError, problem_at
 from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.engine.loss_reduction import masked_loss
 
 ModelState = namedtuple('ModelState', ['dynamics', 'reward'], default_value=())
 """State of each module."""

@@ -15,8 +15,8 @@ from alfx import context
 from alfx.data_structures import BatchInfo, LossInfo
 from alfx.engine import loss_reduction
 from alfx.engine.contract import Updates
-from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.eager import Losses

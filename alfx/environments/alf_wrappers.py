@@ -14,11 +14,11 @@ import torch
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
+from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.environments.seeding import batch_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
-from alfx.environments.checked_environment import CheckedEnvironment
-from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.gin_utils import Count, configurable
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
                                without_action)

@@ -23,10 +23,10 @@ from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimi
 from alfx.environments import saved_state
 from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
                                                   UnsupportedOperationError, UnsupportedSpaceError)
-from alfx.environments.step_checks import INFINITE, WRONG_VALUE, described_outside, is_check_due, warn_once
 from alfx.environments.rendering import as_frame
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space
+from alfx.environments.step_checks import INFINITE, WRONG_VALUE, described_outside, is_check_due, warn_once
 from alfx.gin_utils import ConfError
 from alfx.utils import random_state
 

@@ -16,8 +16,8 @@ import cloudpickle
 import gin
 import numpy as np
 
-from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
 from alfx.environments.seeding import process_seed
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name, goal_reward_fn

@@ -16,8 +16,8 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.alf_wrappers import TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, nearest
 from alfx.environments.suite_gym import AlfWrapper
-from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.value_checks import Count, Fraction, StepLimit
+from alfx.tensor_specs import TensorSpec
 from alfx.utils.extras import pip_install
 
 _INSTEAD = {

@@ -7,8 +7,8 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.alf_wrappers import TimeLimit
-from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.gym_make import EnvWrapper
+from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils.value_checks import Count, Fraction, StepLimit

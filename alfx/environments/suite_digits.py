@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.suite_helpers import SmallEnv, make_load
 from alfx.environments.datagen import digit_images
+from alfx.environments.suite_helpers import SmallEnv, make_load
 
 SPLITS = ('all', 'test', 'train')
 """Names of the splits. 'test': every fifth image; 'train': the other images."""

@@ -18,8 +18,8 @@ from alfx.environments.environment_errors import EnvironmentLoadError, Unsupport
 from alfx.environments.gym_wrappers import is_channels_last_image
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.suite_gym import AlfWrapper
-from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.value_checks import StepLimit
+from alfx.tensor_specs import TensorSpec
 from alfx.utils.extras import pip_install
 
 # Families whose time limit only truncates episodes. EnvPool does not distinguish a termination at the last step from a

@@ -20,12 +20,12 @@ from alfx.environments import alf_wrappers, gym_make, gym_wrappers, rendering
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.environment_group import EnvFn
-from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.gym_make import EnvWrapper
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.spaces import flatten_space
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.value_checks import Count, StepLimit
+from alfx.tensor_specs import TensorSpec
 
 _log = logging.getLogger(__name__)
 _TRANSFORMERS = {'NormalizeObservation': 'ObservationNormalizer', 'NormalizeReward': 'RewardNormalizer'}

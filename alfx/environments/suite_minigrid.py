@@ -11,8 +11,8 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.gym_make import EnvWrapper
+from alfx.environments.gym_wrappers import ImageChannelFirst
 
 _NUM_KINDS, _NUM_COLORS = 11, 6  # of objects, in minigrid.core.constants
 GridEncoding = Literal['one_hot', 'image', 'indices']

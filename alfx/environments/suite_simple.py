@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.gym_wrappers import FrameSkip, FrameStack
 from alfx.environments.gym_make import EnvWrapper
-from alfx.environments.suite_helpers import SmallEnv, constructor_of
+from alfx.environments.gym_wrappers import FrameSkip, FrameStack
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
+from alfx.environments.suite_helpers import SmallEnv, constructor_of
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.gin_utils import Count, StepLimit, configurable
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces
 from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import random_state

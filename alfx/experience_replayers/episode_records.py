@@ -8,8 +8,8 @@ from torch import Tensor
 
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
-from alfx.experience_replayers.rings import RingIndex
 from alfx.experience_replayers.packed_storage import PackedStorage
+from alfx.experience_replayers.rings import RingIndex
 
 
 class Leaves(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfx.experience_replayers.rings import RingIndex
 from alfx.experience_replayers.packed_storage import standalone
+from alfx.experience_replayers.rings import RingIndex
 from alfx.experience_replayers.sum_tree import SumTree
 from alfx.utils.shared_memory import SharedArrays
 

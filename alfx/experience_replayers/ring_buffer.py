@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from alfx import context, nest
-from alfx.experience_replayers.rings import RingIndex
 from alfx.experience_replayers.packed_storage import PackedStorage
+from alfx.experience_replayers.rings import RingIndex
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_consistent
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])

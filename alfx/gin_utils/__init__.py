@@ -17,11 +17,11 @@
 - ``describe``: human-readable descriptions of configurables and of loaded confs.
 """
 
+from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
+from alfx.gin_utils.conf_loading import check_file, clear, import_configurables, load, loaded
 from alfx.gin_utils.value_checks import (Count, Fraction, NonNegative, Positive, PositiveFraction, Range, StepLimit,
                                          check_value, log_unused, non_default, problem_at)
 from .describe import describe, flat_lines, meanings
-from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
-from alfx.gin_utils.conf_loading import check_file, clear, import_configurables, load, loaded
 from .locations import is_explained
 from .operative import (config_str, confs_without_effect, mistakes_of_unused, operative_config_str, refuse_unused,
                         supplied_arguments, unused_bindings, warn_of_unused)

@@ -17,8 +17,8 @@ from typing import Optional
 import gin
 
 from alfx.gin_utils import locations, operative, run_folder, static_check, trust, user_modules
-from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from alfx.gin_utils.aliases import instead_of
+from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from alfx.gin_utils.parsing import (Conf, Macro, Reader, Reference, Statement, find_conf, is_shipped, iterate_nested,
                                     substitute)
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from . import registry, static_check
 from alfx.gin_utils.conf_error import ConfError
-from .reference_types import resolve
+from . import registry, static_check
 from .parsing import Conf, Reader, is_shipped, show_path
+from .reference_types import resolve
 
 SECTION = re.compile(r'^([A-Z][\w ]*):$(?=\n    )', re.MULTILINE)
 """Heading of a section of a docstring: 'Args', 'Returns', or a group of arguments with any other name."""

@@ -10,8 +10,8 @@ from typing import Any
 import gin
 from torch import nn
 
-from . import locations, registry, static_check
 from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
+from . import locations, registry, static_check
 from .parsing import Reference, is_shipped, iterate_nested
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from gin import config_parser
 
 from alfx.gin_utils.conf_error import ConfError, Problem, nearest_name
 from .locations import Binding
-from .user_modules import OwnFile
 from .syntax_problems import odd_characters, syntax_problem
+from .user_modules import OwnFile
 
 _MOST_BYTES = 2**24  # of a conf file
 _logger = logging.getLogger(__name__)

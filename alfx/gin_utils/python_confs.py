@@ -23,8 +23,8 @@ from . import registry, static_check, user_modules
 from .aliases import instead_of
 from .conf_error import ConfError, Problem
 from .conf_loading import import_configurables
-from .reference_types import find, resolve
 from .parsing import Reader, show_path
+from .reference_types import find, resolve
 
 _MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
 _ENTRY_POINTS = ('alfx', 'alfx.config_util', 'alfx.config_helpers')

@@ -23,9 +23,9 @@ import torch
 from . import static_check
 from .conf_error import ConfError, Problem, hint_nearest
 from .conf_loading import import_configurables
-from .reference_types import find, resolve
 from .parsing import Macro, Reader, Reference
 from .python_confs import Bound, Made, Named, NotExpressible, Location, Record, Unknown
+from .reference_types import find, resolve
 
 _MOVE = 'move it to a module next to the conf, and import it from there'
 _REQUIRED = Macro('gin.REQUIRED')

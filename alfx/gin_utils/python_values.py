@@ -10,8 +10,8 @@ from typing import Any
 import gin
 import numpy as np
 
-from . import registry
 from alfx.gin_utils.conf_error import ConfError
+from . import registry
 
 _log = logging.getLogger(__name__)
 

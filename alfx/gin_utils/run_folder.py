@@ -28,9 +28,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from alfx.gin_utils.conf_error import ConfError, Problem
 from .. import __version__
 from . import locations, operative, settings, static_check, stored_files, user_modules
-from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
 _OTHER_FILES = ('command_line.txt', 'git.txt', 'versions.json', user_modules.ORIGINS)

@@ -19,8 +19,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from alfx.gin_utils.value_checks import problem_of
 from alfx.gin_utils.conf_error import Problem
+from alfx.gin_utils.value_checks import problem_of
 
 
 def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **limits: Any) -> Any:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Optional
 import gin
 import torch
 
-from . import registry, type_check
-from alfx.gin_utils.conf_error import Problem, hint_nearest, nearest_name
-from .reference_types import family, find, made_by, resolve
 from alfx.gin_utils.aliases import instead_of, instead_of_parameter
+from alfx.gin_utils.conf_error import Problem, hint_nearest, nearest_name
+from . import registry, type_check
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
+from .reference_types import family, find, made_by, resolve
 
 _declared_scopes: set[str] = set()
 

@@ -12,8 +12,8 @@ import types
 import typing
 from typing import Any, NamedTuple, Optional
 
-from . import reference_types
 from alfx.gin_utils.value_checks import Range, describe
+from . import reference_types
 from .parsing import Macro, Reference
 
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)

@@ -4,8 +4,6 @@ A layer whose name starts with ``Parallel`` computes ``n`` layers with separate,
 ``layer.make_parallel(n)`` creates one. Read next: :mod:`alfx.layers.fc`, then :mod:`alfx.networks.network` for modules
 with state.
 """
-from alfx.layers.sequential import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
-                                    make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)
 from alfx.layers.activations import out_of_place
 from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D, Size2d, pair
 from alfx.layers.decoding import FixedDecodingLayer
@@ -15,6 +13,8 @@ from alfx.layers.fc import FC, ParallelFC
 from alfx.layers.images import RandomCrop, ReplicationPad2d
 from alfx.layers.param_layers import ParamConv2D, ParamFC
 from alfx.layers.residual_blocks import BottleneckBlock, ResidueBlock
+from alfx.layers.sequential import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
+                                    make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)
 from alfx.layers.weights import Activation, Initializer, LayerNormOption, Norm, NormPosition
 
 __all__ = [

@@ -16,8 +16,8 @@ from torch import nn
 
 from alfx import nest
 from alfx.layers import FC, ParallelFC, copy_module, make_parallel_input, make_parallel_net, make_parallel_spec
-from alfx.layers.sequential import keep_shared, overrides_forward_of_a_stackable
 from alfx.layers.activations import out_of_place
+from alfx.layers.sequential import keep_shared, overrides_forward_of_a_stackable
 from alfx.tensor_specs import (NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent, extract_spec,
                                nearest_zeros)
 

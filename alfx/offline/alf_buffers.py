@@ -19,8 +19,8 @@ import torch
 from alfx.checkpoints.module_states import NOT_FITTING
 from alfx.checkpoints.reading import load_archive
 from alfx.data_structures import StepType
-from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 
 _PREFIX = '_replay_buffer.'
 

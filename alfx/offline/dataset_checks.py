@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from alfx import nest
-from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from alfx.gin_utils import stored_files
-from alfx.offline.dataset_files import Dataset, DatasetError, arrays_of, digest, episodes_of, fingerprint_of
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import Dataset, DatasetError, arrays_of, digest, episodes_of, fingerprint_of
 
 MANIFEST = 'dataset.json'
 _FORMAT, _VERSION = 'alfx episodes', 1

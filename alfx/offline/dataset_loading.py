@@ -3,8 +3,8 @@ import logging
 from collections.abc import Sequence
 
 from alfx.offline import dataset_checks, dataset_sources, dataset_statistics
-from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.offline.dataset_episodes import shortened
+from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)

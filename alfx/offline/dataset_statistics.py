@@ -1,6 +1,6 @@
 """Statistics of a dataset."""
-from alfx.offline.dataset_files import Dataset, arrays_of, normalized_score
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import Dataset, arrays_of, normalized_score
 
 
 def summary(dataset: Dataset) -> dict[str, float]:

@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from alfx import nest
 from alfx.environments.image_spaces import as_nest, is_channels_last_image
-from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.utils.extras import pip_install
 
 PREFIX = 'minari:'

@@ -8,8 +8,8 @@ from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.checkpoints.files import CheckpointError
 from alfx.checkpoints.reading import read_checkpoint
 from alfx.experience_replayers.saved_contents import saved_steps
-from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
 
 _CHECKPOINTS = os.path.join('train', 'algorithm')
 

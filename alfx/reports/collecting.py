@@ -13,9 +13,9 @@ import numpy as np
 from alfx import gin_utils
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.reports import comparing, curves
-from alfx.runs import run_files
 from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
                                      probability_of_improvement)
+from alfx.runs import run_files
 
 _TASK = re.compile(r'(^|/)create_environment\.env_name$')
 _TASK_LINE = re.compile(r'^\s*(?:\w+\.)*create_environment\.env_name\s*=')

@@ -2,8 +2,8 @@
 from typing import Any
 
 from alfx import context
-from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.runs import start_checks
 
 

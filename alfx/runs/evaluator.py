@@ -20,11 +20,11 @@ from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodicAggregati
                                   update_metrics)
 from alfx.offline.dataset_files import normalized_score
 from alfx.offline.dataset_sources import reference_returns
-from alfx.summary.trackers import event_writer
 from alfx.runs import building, run_files
-from alfx.utils import random_state
 from alfx.runs.eval_video import EvalVideo
 from alfx.runs.step_measures import EpisodeMeans
+from alfx.summary.trackers import event_writer
+from alfx.utils import random_state
 from alfx.utils.confidence import confidence_interval
 from alfx.utils.transfers import to_device
 

@@ -15,10 +15,10 @@ from alfx.data_structures import TimeStep
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.rendering import fitted, frame_rate
 from alfx.gin_utils import ConfError
-from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
 from alfx.runs import building, run_files, zoo
-from alfx.utils import random_state
 from alfx.runs.evaluator import EvalResult, evaluate
+from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
+from alfx.utils import random_state
 
 _log = logging.getLogger(__name__)
 _MAX_FAILURES = 10  # frames that may be missing at the beginning of a video

@@ -8,9 +8,9 @@ import csv
 import errno
 import glob
 import json
+import logging
 import math
 import mmap
-import logging
 import os
 import re
 import struct

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from alfx import context, nest
-from alfx.config import TrainerConfig
 from alfx.algorithms.td_loss import TDLoss
+from alfx.config import TrainerConfig
 from alfx.experience_replayers.packed_storage import memory_of
 from alfx.gin_utils import ConfError, Problem, locations, log_unused, problem_at, static_check, supplied_arguments
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec

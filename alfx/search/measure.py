@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 
 from alfx.gin_utils import hint_nearest, stored_files
-from alfx.search.search_settings import Search
 from alfx.runs import run_files
+from alfx.search.search_settings import Search
 
 VALUE = 'value'
 """Column of ``progress.csv`` with the values that a function reports."""

@@ -17,9 +17,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from alfx.search.search_folder import read_text, write_text
 from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
+from alfx.search.search_folder import read_text, write_text
 from alfx.search.search_settings import Search
 from alfx.trainers.acting.ray_cluster import connect
 from alfx.utils.processes import LIVENESS_CHECK_SECONDS, LostProcessError

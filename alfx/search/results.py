@@ -10,8 +10,8 @@ import numpy as np
 
 from alfx.reports.comparing import short_name
 from alfx.search import seeds
-from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.search_conf import SearchConf, full_name
+from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.study import Study
 
 _SHARE_OF_TIME = 0.05  # largest fraction of the time spent on writing these files during the hyperparameter search

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx.gin_utils import ConfError
+from alfx.runs import run_files
 from alfx.search import search_folder as folder_module
 from alfx.search import search_conf, seeds
 from alfx.search.measure import Measure, MeasureError
@@ -20,7 +21,6 @@ from alfx.search.runs import Execution, Executor, InlineExecutor, ProcessExecuto
 from alfx.search.search_conf import SearchConf
 from alfx.search.search_settings import Search
 from alfx.search.study import Study
-from alfx.runs import run_files
 from alfx.utils.processes import num_cores, signal_handlers
 
 _POLL_SECONDS = 0.1

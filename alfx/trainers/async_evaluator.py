@@ -14,10 +14,10 @@ from typing import Any
 from alfx import context
 from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
 from alfx.engine.remote.remote_unroll import worker_settings
-from alfx.runs import building
 from alfx.environments.seeding import derived_seed
-from alfx.trainers.acting import worker_process
+from alfx.runs import building
 from alfx.runs.evaluator import EvalJob, EvalLog, RunEvaluator, unused_for_evaluation
+from alfx.trainers.acting import worker_process
 from alfx.utils import processes, random_state
 from alfx.utils.processes import MessagingProcess
 

@@ -18,23 +18,23 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.checkpoints.files import CheckpointError
 from alfx.config import TrainerConfig
-from alfx.engine.remote.policy_state import states_in_python
 from alfx.engine.loss_reduction import NonFiniteLossError
+from alfx.engine.remote.policy_state import states_in_python
 from alfx.engine.updater import check_compilable
-from alfx.trainers import cpu_tuning, reproducibility
 from alfx.runs import building, forking, run_files, run_lock, start_checks
+from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.runs.playing import play
+from alfx.trainers import cpu_tuning, reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.callback_runner import CallbackRunner
 from alfx.trainers.environment_state import EnvironmentState
-from alfx.runs.evaluator import RunEvaluator, SupervisedEvaluator, SyncEvaluator, read_results
-from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, is_finite, save_crash
 from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.team.team import make_team
-from alfx.utils.schedulers import values_over_percent
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
+from alfx.utils.schedulers import values_over_percent
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 

@@ -17,10 +17,10 @@ from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils import ConfError, stored_files
 from alfx.runs import run_files
-from alfx.utils import random_state
 from alfx.trainers.callback_runner import CallbackError
 from alfx.trainers.cpu_tuning import Tuning
 from alfx.trainers.progress_display import ProgressDisplay
+from alfx.utils import random_state
 
 logger = logging.getLogger(__name__)
 _STATE = {'iteration': range(2**62), 'global_counter': range(2**62), 'progresses': {str: float}, 'seconds': float,

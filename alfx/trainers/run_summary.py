@@ -11,12 +11,12 @@ from torch import nn
 import alfx
 from alfx import context, gin_utils, nest, summary
 from alfx.networks.network import Network
-from alfx.summary import trackers
-from alfx.summary.summary_utils import add_mean_hist_summary
-from alfx.summary.writer import SummaryWriter
 from alfx.reports import comparing
 from alfx.runs import run_files
 from alfx.runs.evaluator import read_results
+from alfx.summary import trackers
+from alfx.summary.summary_utils import add_mean_hist_summary
+from alfx.summary.writer import SummaryWriter
 
 logger = logging.getLogger(__name__)
 

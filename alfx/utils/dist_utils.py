@@ -22,12 +22,12 @@ from alfx.distributions.discrete import (Categorical, DiagMultivariateCategorica
                                          num_categories)
 from alfx.distributions.nests import named_children, register
 from alfx.distributions.transformed import AffineTransformedDistribution, TransformedDistribution
-from alfx.distributions.truncated import TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2
-from alfx.gin_utils import register_function
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.distributions.transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform,
                                            SigmoidTransform, Softclip, SoftclipTF, Softlower, SoftmaxTransform,
                                            Softplus, Softsign, Softupper, StableTanh, get_invertible)
+from alfx.distributions.truncated import TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2
+from alfx.gin_utils import register_function
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.entropy_targets import (calc_default_max_entropy, calc_default_target_entropy,
                                         calc_default_target_entropy_quantized, calc_uniform_log_prob)
 

@@ -18,8 +18,8 @@ import numpy as np
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
 from alfx.gin_utils import NonNegative, Positive, configurable, locations
-from alfx.gin_utils.reference_types import made_by
 from alfx.gin_utils.parsing import Reference, substitute
+from alfx.gin_utils.reference_types import made_by
 
 __all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
            'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',

@@ -15,9 +15,9 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import parsing
 from alfx.offline import recorder
 from alfx.offline import dataset_folder
-from alfx.trainers import conf_check
 from alfx.runs import building
 from alfx.runs.playing import play
+from alfx.trainers import conf_check
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing.CONFS, '*.gin')))

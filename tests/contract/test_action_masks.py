@@ -10,16 +10,16 @@ from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.bc_algorithm import BcAlgorithm
-from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.composition.policy_loss_addons import AttractionToPolicy
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.cql_algorithm import DiscreteCqlAlgorithm
 from alfx.algorithms.data_transformer import ActionMask, FrameStacker, create_data_transformer
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
-from alfx.algorithms.cql_algorithm import DiscreteCqlAlgorithm
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm
-from alfx.algorithms.composition.policy_loss_addons import AttractionToPolicy
 from alfx.algorithms.ppg_algorithm import PPGAlgorithm, PPGAuxOptions
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss

@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from helpers.unroll_fakes import CONF, TESTS_FOLDER, SAMPLED, children_of, is_running, run_folder, wait_for
 from helpers import warm_starts
+from helpers.unroll_fakes import CONF, TESTS_FOLDER, SAMPLED, children_of, is_running, run_folder, wait_for
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig

@@ -12,8 +12,8 @@ from helpers.flag_values import flag_values
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import train
-from alfx.trainers.policy_trainer import RLTrainer
 from alfx.runs.run_files import read_table
+from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 CONF = """

@@ -9,12 +9,12 @@ from test_second_device import CONFS, tensors_of, trainer_of
 from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.tensor_specs import TensorSpec
 from alfx.runs import building
-from alfx.utils import random_state
-from alfx.trainers.devices import find_device, use_device
 from alfx.runs.evaluator import evaluate
 from alfx.runs.playing import load_for_play
+from alfx.tensor_specs import TensorSpec
+from alfx.trainers.devices import find_device, use_device
+from alfx.utils import random_state
 
 pytestmark = pytest.mark.gpu
 ORIGINAL = dict(CONFS)

@@ -7,8 +7,8 @@ the combination is not supported.
 from functools import partial
 
 import pytest
-from helpers import sac_agents
 import torch
+from helpers import sac_agents
 from helpers.offline_agents import differences, make_agent, parameters, record
 
 from alfx import context

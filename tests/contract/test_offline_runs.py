@@ -21,9 +21,9 @@ from alfx.offline import dataset_folder
 from alfx.offline import dataset_sources
 from alfx.offline import dataset_spaces
 from alfx.offline.dataset_episodes import Episodes, steps
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.runs import building
 from alfx.reports import curves
+from alfx.runs import building
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.utils.checkpoint_utils import read_checkpoint

@@ -9,9 +9,9 @@ from helpers.flag_values import flag_values
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import dataset, play, show, train
+from alfx.checkpoints import user_key
 from alfx.environments import suite_gym
 from alfx.environments.environment_errors import EnvironmentLoadError
-from alfx.checkpoints import user_key
 
 CONF = """
 include 'ppo_cart_pole.gin'

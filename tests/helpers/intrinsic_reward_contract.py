@@ -1,9 +1,9 @@
 """Contract tests of all intrinsic reward modules, as a mixin, and time steps to try them on."""
-from helpers import agents
 import pytest
-from helpers.plans import num_graphs
-from helpers import sac_agents
 import torch
+from helpers import agents
+from helpers import sac_agents
+from helpers.plans import num_graphs
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep, valid_masks

@@ -2,8 +2,8 @@
 import inspect
 from functools import partial
 
-from helpers import sac_agents
 import torch
+from helpers import sac_agents
 
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm

@@ -7,8 +7,8 @@ import torch
 from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
 from alfx.algorithms.generator import Generator
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
-from alfx.optimizers import Adam
 from alfx.environments.datagen import load_digits
+from alfx.optimizers import Adam
 from alfx.utils.tensor_loader import TensorLoader
 
 

@@ -1,9 +1,9 @@
 """Discriminator rewards against slow loops, the optimum in closed form, and a policy trained with the rewards."""
 from functools import partial
 
-from helpers import offline_agents
 import pytest
 import torch
+from helpers import offline_agents
 from helpers.plans import num_graphs
 from helpers.sac_agents import ENVIRONMENTS
 from torch.nn import functional as F

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from alfx import context
-from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, project_distribution
 from alfx.algorithms.base import q_values
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, project_distribution
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType
 

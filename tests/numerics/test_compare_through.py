@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alfx.algorithms.taac.compare_through import compare_through_return
 from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.taac.compare_through import compare_through_return
 from alfx.algorithms.taac_algorithm import TAACTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType

@@ -8,11 +8,11 @@ import torch
 from alfx import context
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsInfo, DynamicsState,
                                                          StochasticDynamicsAlgorithm)
+from alfx.algorithms.model_based.bootstrap import hashed_uniform, transition_weights
 from alfx.data_structures import BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork, softly_bounded
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
-from alfx.algorithms.model_based.bootstrap import hashed_uniform, transition_weights
 
 stats = pytest.importorskip('scipy.stats')  # of an extra
 

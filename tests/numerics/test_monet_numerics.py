@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.algorithms.monet_algorithm import MoNetAlgorithm, MoNetUNet, mask_loss, mixture_loss
 from alfx.networks.decoding_networks import SpatialBroadcast
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.tensor_specs import TensorSpec
-from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 
 BATCH, SLOTS, CHANNELS, HEIGHT, WIDTH = 2, 3, 2, 4, 3
 

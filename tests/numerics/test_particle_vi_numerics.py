@@ -10,13 +10,13 @@ from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
 from alfx.algorithms.generator import Generator
 from alfx.algorithms.hypernetwork_algorithm import HyperNetwork
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
+from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.relu_mlp import ReluMLP, SimpleFC
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 N, M, D = 5, 7, 3

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies
 from helpers.single_tree_search import SingleTreeSearch, considered_visits, forward_kl, reverse_kl
+from hypothesis import given, settings, strategies
 
 from alfx.tree_search import build, rules
 from alfx.tree_search.batched_search import (Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice,

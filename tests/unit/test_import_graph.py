@@ -131,3 +131,19 @@ def test_nothing_writes_a_private_attribute_of_another_object():
     for name in FILES:
         allowed = WRITE_PRIVATELY.get(name, set())
         assert set(private_writes(name)) <= allowed, name
+
+
+def import_key(statement: ast.Import | ast.ImportFrom) -> tuple[int, str]:
+    if isinstance(statement, ast.Import):
+        return 0, statement.names[0].name.lower()
+    return (2, '.' * (9 - statement.level) + (statement.module or '')) if statement.level else (1, statement.module)
+
+
+@pytest.mark.parametrize('root', ['alfx', 'tests', 'tools'])
+def test_imports_without_blank_lines_between_them_are_sorted(root):
+    """`import x` comes before `from x import y`, relative imports come last."""
+    for path in (ROOT / root).rglob('*.py'):
+        statements = [x for x in ast.parse(path.read_text()).body if isinstance(x, (ast.Import, ast.ImportFrom))]
+        for first, second in zip(statements, statements[1:]):
+            assert first.end_lineno + 1 < second.lineno or import_key(first) <= import_key(second), (
+                f'{path}:{second.lineno}')

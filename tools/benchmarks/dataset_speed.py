@@ -34,8 +34,8 @@ from alfx.offline import dataset_folder
 from alfx.offline import dataset_loading
 from alfx.offline.buffer import make_buffer
 from alfx.offline.dataset_episodes import Episodes
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.runs import building
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers.policy_trainer import RLTrainer
 
 _ENVIRONMENTS, _WARM_UP = 8, 400

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, gin_utils
-from alfx.config import TrainerConfig
 from alfx.algorithms.base.known_tasks import pendulum_reward
+from alfx.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
 
 

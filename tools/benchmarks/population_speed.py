@@ -26,12 +26,12 @@ from pathlib import Path
 import torch
 
 from alfx import gin_utils
-from alfx.config import TrainerConfig
 from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
+from alfx.config import TrainerConfig
 from alfx.metrics.metrics import EnvironmentSteps
 from alfx.optimizers import Adam
-from alfx.trainers.policy_trainer import RLTrainer
 from alfx.runs.run_files import read_table
+from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.tensor_loader import TensorLoader
 
 Work = Callable[[], int]

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, create_data_transformer
-from alfx.algorithms.muzero.model_targets import HeldSteps
 from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, ModelState
 from alfx.algorithms.muzero import argument_checks
+from alfx.algorithms.muzero.expressions import function_from_text
+from alfx.algorithms.muzero.model_targets import HeldSteps
 from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, search_observation_spec, time_steps_at
 from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, Fraction, Positive, Range, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
-from alfx.algorithms.muzero.expressions import function_from_text
 from alfx.utils.target_updater import TargetUpdater
 
 _DOCUMENTED = 'alfx.algorithms.muzero_representation_learner'

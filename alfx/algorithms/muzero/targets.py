@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from alfx import context, nest
-from alfx.algorithms.muzero.model_targets import HeldSteps, monte_carlo_values, n_step_values
 from alfx.algorithms.mcts_algorithm import MCTSInfo
 from alfx.algorithms.mcts_models import ModelTarget
+from alfx.algorithms.muzero.model_targets import HeldSteps, monte_carlo_values, n_step_values
 from alfx.algorithms.muzero.reanalysis import Reanalyzer
 from alfx.data_structures import BatchInfo
 

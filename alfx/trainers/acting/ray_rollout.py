@@ -17,8 +17,8 @@ import torch
 
 import alfx
 from alfx import context, nest, summary
-from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.config import TrainerConfig
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import pack, policy_state, unpack

@@ -16,10 +16,10 @@ from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
 from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
-from alfx.tensor_specs import NestedTensor
 from alfx.runs import building
-from alfx.utils import random_state
+from alfx.tensor_specs import NestedTensor
 from alfx.trainers.acting.worker_process import load_config, set_arithmetic
+from alfx.utils import random_state
 
 _RESEEDING = 7919  # same as for new episodes of a resumed run with a single process
 

@@ -24,12 +24,12 @@ from alfx.gin_utils.value_checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.norm_layers import is_batch_norm
 from alfx.summary.writer import SilentWriter
-from alfx.utils import random_state
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
 from alfx.trainers.team import joint_state
 from alfx.trainers.team.joint_checkpoint import JointCheckpointer
+from alfx.utils import random_state
 from alfx.utils.processes import is_orphan
 
 logger = logging.getLogger(__name__)

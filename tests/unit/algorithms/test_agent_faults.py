@@ -2,9 +2,9 @@
 import copy
 from functools import partial
 
-from helpers import agents
 import pytest
 import torch
+from helpers import agents
 from helpers.agents import make_agent
 from torch import nn
 
@@ -15,8 +15,8 @@ from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import SGD
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.runs.evaluator import evaluate
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 
 class Remembers(Algorithm):

@@ -10,10 +10,10 @@ from alfx.algorithms.containers import AlgorithmContainer, EchoAlg, RLAlgWrapper
 from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm
+from alfx.engine.capabilities import Capabilities
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from helpers.agents import ALGORITHMS, make_agent
 
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)

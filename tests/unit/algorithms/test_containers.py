@@ -30,8 +30,8 @@ from alfx.networks.containers import Sequential
 from alfx.networks.networks import Delay, LSTMCell
 from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.optimizers import SGD, Adam
-from alfx.tensor_specs import TensorSpec
 from alfx.runs import building
+from alfx.tensor_specs import TensorSpec
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils import dist_utils
 

@@ -1,9 +1,9 @@
 """The count-based bonus: its arguments, and as part of an agent. The maths is in tests/numerics."""
 from functools import partial
 
-from helpers import agents
 import pytest
 import torch
+from helpers import agents
 from helpers.intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
 
 from alfx.algorithms.count_bonus_algorithm import CountBonusAlgorithm

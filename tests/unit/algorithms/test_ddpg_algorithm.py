@@ -8,12 +8,12 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm, DdpgState
 from alfx.algorithms.base.exploration_noise import GaussianNoise, ZetaRepeat
+from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm, DdpgState
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
-from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.data_structures import StepType, TimeStep, valid_masks
 from alfx.engine.loss_reduction import reduce_loss
 from alfx.gin_utils import ConfError

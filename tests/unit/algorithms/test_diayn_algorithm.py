@@ -2,10 +2,10 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from helpers.agents_with_goals import combined_networks, make_sac_agent
+from helpers.plans import num_graphs
 from helpers.sac_agents import ENVIRONMENTS
 
 from alfx import context, nest
@@ -16,8 +16,8 @@ from alfx.gin_utils import ConfError
 from alfx.layers import Cast
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.optimizers import Adam
-from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.runs.evaluator import evaluate
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 OBSERVATION, GOAL = TensorSpec((2, )), BoundedTensorSpec((3, ), torch.float32, 0.0, 1.0)
 FIRST, MID = StepType.FIRST, StepType.MID

@@ -8,16 +8,16 @@ from torch.nn.utils import parameters_to_vector
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling, create_data_transformer
+from alfx.algorithms.evolution import evolution
+from alfx.algorithms.evolution.population import play_population
 from alfx.algorithms.evolution_strategy_algorithm import EvolutionStrategyAlgorithm
 from alfx.data_structures import StepType
-from alfx.algorithms.evolution.population import play_population
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv)
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.optimizers import SGD
-from alfx.algorithms.evolution import evolution
 
 ENVIRONMENTS = {
     'discrete': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Discrete),

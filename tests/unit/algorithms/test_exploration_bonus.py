@@ -7,13 +7,13 @@ from helpers import agents, sac_agents
 from helpers.plans import num_graphs
 
 from alfx import nest
+from alfx.algorithms.data_transformer import DataTransformer
 from alfx.algorithms.exploration.bonus import ExplorationBonus
 from alfx.algorithms.exploration.factors import (Disagreement, EllipticalNovelty, EpisodicCount, Impact,
                                                  LifelongNovelty, NearestNeighbors, NoveltyGain, ParticleEntropy)
-from alfx.algorithms.data_transformer import DataTransformer
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
-from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError

@@ -2,10 +2,10 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
 from helpers.agents_with_goals import combined_networks, make_sac_agent
+from helpers.plans import num_graphs
 
 from alfx.algorithms.goal_generator import (GoalInfo, GoalState, RandomCategoricalGoalGenerator,
                                             RandomContinuousGoalGenerator)

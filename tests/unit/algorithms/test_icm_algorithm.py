@@ -1,10 +1,10 @@
 """Intrinsic curiosity: its arguments, and as part of an agent. The maths is in tests/numerics."""
 from functools import partial
 
-from helpers import agents
 import pytest
-from helpers import sac_agents
 import torch
+from helpers import agents
+from helpers import sac_agents
 from helpers.intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps, zero_state
 
 from alfx.algorithms.icm_algorithm import ICMAlgorithm

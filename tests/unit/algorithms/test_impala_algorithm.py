@@ -2,9 +2,9 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_graphs
 import torch
 from helpers.agents import ALGORITHMS, ENVIRONMENTS, make_agent
+from helpers.plans import num_graphs
 from helpers.stale_unrolls import StaleUnrolls
 
 from alfx import context, nest

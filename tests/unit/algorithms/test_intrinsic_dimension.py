@@ -1,9 +1,9 @@
 """An intrinsic reward with a separate value function."""
 from functools import partial
 
-from helpers import offline_agents
 import pytest
 import torch
+from helpers import offline_agents
 from helpers.agents import make_agent
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm

@@ -4,10 +4,10 @@ from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
-from helpers import agents
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import agents
 
 from alfx import context, gin_utils
 from alfx.algorithms.algorithm import Algorithm
@@ -18,8 +18,8 @@ from alfx.algorithms.lagrangian_reward_weight_algorithm import (LagInfo, Lagrang
 from alfx.algorithms.return_scaling import DiscountedReturnScaling
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep
 from alfx.optimizers import SGD, Adam
-from alfx.tensor_specs import TensorSpec
 from alfx.runs.evaluator import evaluate
+from alfx.tensor_specs import TensorSpec
 from alfx.utils.averager import WindowAverager
 
 THREE = TensorSpec((3, ))

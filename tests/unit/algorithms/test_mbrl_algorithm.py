@@ -3,19 +3,19 @@ import contextlib
 from functools import partial
 
 import numpy as np
-from helpers import offline_agents
 import pytest
-from helpers import sac_agents
 import torch
+from helpers import offline_agents
+from helpers import sac_agents
 
 from alfx import context, nest
+from alfx.algorithms.base.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
-from alfx.algorithms.base.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
 from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
 from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
                                                 RandomShootingAlgorithm)

@@ -4,8 +4,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import sac_agents
 import torch
+from helpers import sac_agents
 
 from alfx import context, nest
 from alfx.algorithms import model_based_policy_algorithm

@@ -10,6 +10,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import ImageScaleTransformer
 from alfx.algorithms.handcrafted_algorithm import RandomAlgorithm
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.algorithms.monet_algorithm import (MoNetAlgorithm, MoNetInfo, MoNetMeasures, MoNetRepresentationLearner,
                                              MoNetUNet)
 from alfx.algorithms.vae import VAEOutput
@@ -20,7 +21,6 @@ from alfx.networks.network import NetworkWrapper
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import SpecError, TensorSpec
-from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 
 NETWORKS = dict(
     attention_unet_cls=partial(MoNetUNet, filters=(3, 4), nonskip_fc_layers=(8, )),

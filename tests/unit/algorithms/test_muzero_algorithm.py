@@ -9,7 +9,6 @@ from helpers.agents import ALGORITHMS, make_agent
 from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.data_transformer import RewardScaling, UntransformedTimeStep, create_data_transformer
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm, VisitSoftmaxTemperatureByMoves
@@ -19,6 +18,7 @@ from alfx.algorithms.muzero_algorithm import MuzeroAlgorithm
 from alfx.algorithms.muzero_representation_learner import (LinearTdStepFunc, MuzeroRepresentationImpl,
                                                            MuzeroRepresentationLearner,
                                                            MuzeroRepresentationTrainingOptions)
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.gin_utils import ConfError

@@ -2,9 +2,9 @@
 from functools import partial
 
 import gin
-from helpers import offline_agents
 import pytest
 import torch
+from helpers import offline_agents
 from helpers.offline_agents import differences, make_agent, parameters
 from helpers.plans import num_graphs
 

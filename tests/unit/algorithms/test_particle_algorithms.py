@@ -11,15 +11,15 @@ from alfx.algorithms.generator import Generator, GeneratorLossInfo, InverseMVPAl
 from alfx.algorithms.hypernetwork_algorithm import HyperNetwork
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.data_structures import LossInfo
+from alfx.environments.datagen import load_test
 from alfx.gin_utils import ConfError
 from alfx.layers import FC
 from alfx.networks.containers import Sequential
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.environments.datagen import load_test
-from alfx.utils.tensor_loader import TensorLoader
 from alfx.utils.math_ops import identity
+from alfx.utils.tensor_loader import TensorLoader
 
 
 def classes(n=60, seed=0):

@@ -2,19 +2,19 @@
 import os
 from functools import partial
 
-from helpers import agents
-from helpers import deterministic_agents
 import gin
 import pytest
 import torch
 import torch.distributions as td
+from helpers import agents
+from helpers import deterministic_agents
 
 from alfx import context, gin_utils, nest
 from alfx.algorithms import algorithm
-from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
-from alfx.algorithms.mpo_algorithm import MpoAlgorithm
 from alfx.algorithms.composition.policy_loss_addons import (AttractionToPolicy, PolicyLossAddOn, RepulsionFromPolicy,
                                                 kl_divergence)
+from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
+from alfx.algorithms.mpo_algorithm import MpoAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import TimeStep

@@ -2,9 +2,9 @@
 from functools import partial
 
 import pytest
-from helpers.plans import num_graphs
 import torch
 from helpers.agents import make_agent
+from helpers.plans import num_graphs
 from test_encoding_algorithm import sac_agent
 from torch import nn
 

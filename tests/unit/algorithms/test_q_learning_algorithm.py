@@ -14,8 +14,8 @@ from alfx.data_structures import StepType
 from alfx.environments.suite_gym import load, wrap_env
 from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.runs import building
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.schedulers import LinearScheduler
 
 STATE = BoundedTensorSpec((), torch.int64, 0, 4)

@@ -3,14 +3,14 @@ import copy
 from unittest import mock
 
 import pytest
-from helpers.plans import backends_of
 import torch
 from helpers.deterministic_agents import make_agent
+from helpers.plans import backends_of
 
 from alfx import context, nest
 from alfx.algorithms import td3_algorithm
-from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError

@@ -1,16 +1,16 @@
 """Minibatches from several sources: the schedule of sources, and the sum of losses as the objective."""
-from helpers import offline_agents
 import pytest
 import torch
+from helpers import offline_agents
 from helpers.offline_agents import differences, make_agent, parameters
 
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine import minibatches
 from alfx.engine.batch_sources import (BatchConcatenator, SampleOrigin, BatchSource, Stage, concatenate, stage_of,
                                        weights_of)
-from alfx.engine import minibatches
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.utils.schedulers import LinearScheduler
 

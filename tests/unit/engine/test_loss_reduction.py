@@ -2,9 +2,9 @@
 from functools import partial
 from unittest import mock
 
-from helpers import agents
 import pytest
 import torch
+from helpers import agents
 from torch import nn
 
 from alfx import context

@@ -1,21 +1,21 @@
 """Networks compute in 16 bits, everything else in full precision."""
 import logging
 
-from helpers import agents
 import pytest
-from helpers import sac_agents
 import torch
+from helpers import agents
+from helpers import sac_agents
 from helpers.dqn_agents import make_agent as make_dqn_agent
 from helpers.plans import num_graphs
 
 from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import LossInfo
-from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.capabilities import Capabilities
-from alfx.engine.updater import Updater
+from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import TracedPlan, torch_internals
+from alfx.engine.updater import Updater
 from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec

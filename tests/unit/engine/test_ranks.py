@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from alfx import context
+from alfx.bin.ranks import is_rank
 from alfx.data_structures import TimeStep
 from alfx.engine.loss_reduction import NonFiniteLossError
-from alfx.bin.ranks import is_rank
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients
 from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer

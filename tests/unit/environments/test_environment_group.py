@@ -14,10 +14,10 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from alfx.environments import step_checks
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
-from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.environments.spaces import ObservationCodec
+from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.spaces import ObservationCodec
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 

@@ -13,8 +13,8 @@ from alfx.environments import alf_wrappers
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
-from alfx.environments.suite_exploration import CorridorEnv
 from alfx.environments.state_check import Recorder, gym_environments, replay
+from alfx.environments.suite_exploration import CorridorEnv
 from alfx.environments.vector_env import SerialVectorEnv
 
 

@@ -5,9 +5,9 @@ from helpers.gym_environments import ChainEnv, OffsetActionEnv
 
 from alfx import nest
 from alfx.environments.alf_wrappers import CheckedEnvironment
+from alfx.environments.suite_gym import wrap_env
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv, UnittestEnv, ValueUnittestEnv)
-from alfx.environments.suite_gym import wrap_env
 
 GAMMA = 0.9
 

@@ -18,8 +18,8 @@ from alfx.environments import gym_make, saved_state, suite_atari, suite_gym, sui
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper, tensor_spec_from_gym_space
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, CheckedEnvironment, TimeLimit
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
-from alfx.environments.gym_wrappers import FrameStack, ObservationSubset
 from alfx.environments.gym_make import find_spec
+from alfx.environments.gym_wrappers import FrameStack, ObservationSubset
 from alfx.environments.parallel_environment import ParallelAlfEnvironment
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.extras import pip_install

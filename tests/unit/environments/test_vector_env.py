@@ -22,8 +22,8 @@ import torch
 from helpers.gym_environments import ChainEnv, CountEnv, DictEnv, RaisingEnv
 
 from alfx.environments import suite_gym
-from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.vector_env import SerialVectorEnv

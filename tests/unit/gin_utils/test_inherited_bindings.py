@@ -4,9 +4,9 @@ import functools
 import pytest
 
 from alfx import gin_utils
-from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from alfx import layers, nest
 from alfx.layers.activations import is_elementwise, out_of_place
-from alfx.utils import math_ops
 from alfx.nest.utils import NestConcat
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils import math_ops
 
 ELEMENTWISE = [layers.Identity(), layers.Cast(torch.float64), layers.OneHot(4), layers.AddN(), layers.Detach(),
                layers.Scale(2.0), layers.ScaleGradient(2.0), layers.GetFields('a')]

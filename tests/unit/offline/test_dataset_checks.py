@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from alfx.offline import dataset_checks
-from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import Dataset, DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 OBSERVATION = {'camera': BoundedTensorSpec((2, 2), torch.uint8, 0, 255), 'speed': TensorSpec((3, ))}

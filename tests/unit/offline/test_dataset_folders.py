@@ -8,8 +8,8 @@ import pytest
 
 from alfx.offline import dataset_folder
 from alfx.offline import dataset_sources
-from alfx.offline.dataset_files import DatasetError, fingerprint, normalized_score
 from alfx.offline.dataset_episodes import Episodes
+from alfx.offline.dataset_files import DatasetError, fingerprint, normalized_score
 
 
 def make(value=1.0):

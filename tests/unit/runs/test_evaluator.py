@@ -16,10 +16,10 @@ from alfx import AlgStep, context, gin_utils
 from alfx.config import TrainerConfig
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
 from alfx.runs import building, evaluator
-from alfx.utils import random_state
-from alfx.trainers.async_evaluator import Evaluator
 from alfx.runs.evaluator import SyncEvaluator, evaluate, read_results
 from alfx.runs.step_measures import EpisodeMeans
+from alfx.trainers.async_evaluator import Evaluator
+from alfx.utils import random_state
 
 TESTS = str(Path(__file__).parents[2])  # the folder of `helpers`, for other processes
 

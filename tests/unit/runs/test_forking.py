@@ -13,8 +13,8 @@ from helpers import warm_starts
 import alfx
 from alfx import gin_utils
 from alfx.optimizers import AdamTF
-from alfx.runs import forking
 from alfx.reports import comparing
+from alfx.runs import forking
 from alfx.runs import run_files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 

@@ -8,10 +8,10 @@ from helpers.trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
 from alfx import AlgStep, StepType
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
-from alfx.summary import render
 from alfx.runs import building
 from alfx.runs import run_files
 from alfx.runs.playing import _EpisodeReporter, load_for_play, play
+from alfx.summary import render
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 

@@ -4,8 +4,8 @@ from search_tools import BOWL, TRAINING, prepared
 from alfx import gin_utils
 from alfx.gin_utils import ConfError
 from alfx.search import search_conf
-from alfx.search.search_folder import SearchFolder
 from alfx.search.search_conf import full_name
+from alfx.search.search_folder import SearchFolder
 from alfx.search.search_settings import Search
 
 SPACE = "Search.space = {'TrainerConfig.unroll_length': [1, 2, 3, 4, 5, 6]}"

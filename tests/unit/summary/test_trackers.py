@@ -9,9 +9,9 @@ import pytest
 from alfx import gin_utils
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
+from alfx.runs.run_files import read_table
 from alfx.summary import trackers
 from alfx.trainers.policy_trainer import RLTrainer
-from alfx.runs.run_files import read_table
 
 SMALL = ['create_environment.num_parallel_environments = 2', 'TrainerConfig.num_env_steps = 0',
          'TrainerConfig.unroll_length = 16', 'TrainerConfig.mini_batch_size = 8', 'TrainerConfig.random_seed = 1',

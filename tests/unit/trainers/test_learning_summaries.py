@@ -14,10 +14,10 @@ from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.ppo_loss import _summarize_change
 from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
-from alfx.summary import summary_utils
 from alfx.reports import curves
 from alfx.runs import run_files
 from alfx.runs.eval_video import EvalVideo
+from alfx.summary import summary_utils
 from alfx.trainers.run_summary import setting_of
 from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
 

@@ -6,8 +6,8 @@ from torch import nn
 from alfx import TensorSpec, context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.networks.network import NetworkWrapper
-from alfx.trainers.run_summary import summarize_outputs
 from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.run_summary import summarize_outputs
 
 
 class Writer:

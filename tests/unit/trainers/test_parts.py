@@ -11,17 +11,17 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from helpers.trainer_fakes import make_config
+from torch import nn
 
-from alfx.gin_utils import ConfError
 from alfx import context
-from alfx.trainers import cpu_tuning, progress_display
+from alfx.gin_utils import ConfError
 from alfx.reports import curves
-from alfx.utils import random_state
-from alfx.trainers.progress_display import ProgressDisplay, format_seconds
 from alfx.runs.run_files import ProgressLog
+from alfx.trainers import cpu_tuning, progress_display
+from alfx.trainers.progress_display import ProgressDisplay, format_seconds
 from alfx.trainers.run_summary import parameter_table
+from alfx.utils import random_state
 
 
 def draw() -> list[float]:

@@ -17,6 +17,7 @@ from helpers.trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTra
 
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
+from alfx.checkpoints import files
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.runs import building
@@ -25,7 +26,6 @@ from alfx.runs import run_lock
 from alfx.runs.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
 from alfx.trainers.signals import StopSignals
-from alfx.checkpoints import files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 

@@ -17,10 +17,10 @@ from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.runs import building
+from alfx.runs.playing import play
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import ray_rollout
 from alfx.trainers.acting import unroll_sources as acting
-from alfx.runs.playing import play
 from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.processes import LostProcessError
 

@@ -8,9 +8,9 @@ import pytest
 
 import alfx
 from alfx.checkpoints.checkpointer import Checkpointer
+from alfx.gin_utils import ConfError
 from alfx.offline import dataset_folder
 from alfx.offline.dataset_episodes import Episodes
-from alfx.gin_utils import ConfError
 from alfx.runs import run_files
 from alfx.trainers import run_summary
 

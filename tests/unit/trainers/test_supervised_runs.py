@@ -12,8 +12,8 @@ import alfx
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
-from alfx.search.measure import Measure
 from alfx.runs import playing
+from alfx.search.measure import Measure
 from alfx.trainers.policy_trainer import SLTrainer
 
 BASE = '''

@@ -4,8 +4,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from alfx.data_structures import LossInfo
 from alfx.algorithms.muzero.expressions import ExpressionError, function_from_text
+from alfx.data_structures import LossInfo
 
 LOSS = LossInfo(loss=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), extra={'value': torch.tensor([[4.0, 9.0], [16.0, 0.0]])})
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.algorithms.base.observation_grid import ObservationGrid
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 
 def grid(spec, size=None, bounds=None):

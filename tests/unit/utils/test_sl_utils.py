@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
+from alfx.environments.datagen import load_curve, load_digits, load_test
 from alfx.gin_utils import ConfError
 from alfx.utils import sl_utils
-from alfx.environments.datagen import load_curve, load_digits, load_test
 from alfx.utils.tensor_loader import TensorLoader
 
 

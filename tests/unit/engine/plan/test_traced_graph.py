@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from alfx.engine.plan.verification import State, difference, is_check_due
 from alfx.engine.plan.traced_graph import NotTraceableError, Tracer
+from alfx.engine.plan.verification import State, difference, is_check_due
 
 
 class Net(nn.Module):

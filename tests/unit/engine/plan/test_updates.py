@@ -2,9 +2,9 @@
 import copy
 from functools import partial
 
-from helpers import agents
 import pytest
 import torch
+from helpers import agents
 from helpers.dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
 from helpers.plans import backends_of, num_graphs, warnings_in
 
