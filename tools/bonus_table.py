@@ -4,7 +4,7 @@
     python tools/bonus_table.py --bonus rnd icm --column DQN 'PPO, DoorKey-8x8' --seeds 2
     python tools/bonus_table.py --table                               # only rewrite the table
 
-Each run has a conf of its own: the base conf of the algorithm, its settings for the task, the conf of the bonus and its
+Each run has a separate conf: the base conf of the algorithm, its settings for the task, the conf of the bonus and its
 coefficient. The settings of a column are the same with all bonuses; only the coefficient belongs to the bonus.
 The greedy policy is evaluated at the end. Results are stored in docs/exploration_bonuses.json as soon as they exist, so
 the command can be interrupted and repeated. Results whose settings have changed are dropped. The table is in

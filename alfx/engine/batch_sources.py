@@ -186,7 +186,7 @@ class BatchConcatenator:
 
 
 def _common(parts: list[Any]) -> list[Any]:
-    """Return the nests with ``()`` in place of everything that is missing in one of them."""
+    """Return the nests with ``()`` for everything that is missing in one of them."""
     first = parts[0]
     if all(isinstance(part, int) for part in parts):
         return parts

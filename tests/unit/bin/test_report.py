@@ -19,7 +19,7 @@ _VOID = {'meta', 'br'}
 
 
 def make_run(folder, seed, returns, lr='0.001', task='CartPole-v1', evaluations=(), torch='2.7', starts=1):
-    """Write a run folder like that of a finished run, without its parameters."""
+    """Write the run folder of a finished run, without its parameters."""
     (folder / 'conf').mkdir(parents=True)
     (folder / 'conf' / 'config.gin').write_text(
         f"# From my_conf.gin\nimport alfx\ncreate_environment.env_name = '{task}'\n"

@@ -1,4 +1,4 @@
-"""Benchmark of the steps until Catch is solved: its game is the one of the tests, and its bare loops train."""
+"""Benchmark of the steps until Catch is solved: it uses the game of the tests, and its bare loops train."""
 import pathlib
 
 import numpy as np

@@ -50,7 +50,7 @@ def repeatable(table):
 
 
 class Recorder(Callback):
-    """Callback that records every call, and logs and stores what it has seen."""
+    """Callback that records every call, logs a scalar and stores its counts."""
 
     def __init__(self):
         self.calls, self.lengths, self.total = [], [], 0.0
