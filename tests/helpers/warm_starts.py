@@ -1,9 +1,9 @@
-"""Programs in separate processes that need not import torch first.
+"""Programs in separate processes that need not import torch and alfx first.
 
-The import takes longer than most tests of a program. So one process, started at the first use, imports torch and other
-libraries, but nothing of alfx, and forks for each program. The program has its own memory, process id, session,
-environment, signals and exit code, and can be killed like any other. That `python -m ...` finds the program is tested
-by the tests of the programs themselves.
+The imports take longer than most tests of a program. So one process, started at the first use, imports torch, other
+libraries and every module of alfx that a conf may refer to, and forks for each program. The program has its own memory,
+process id, session, environment, signals and exit code, and can be killed like any other. That `python -m ...` finds
+the program is tested by the tests of the programs themselves.
 """
 import contextlib
 import gc
@@ -182,6 +182,7 @@ def become(request, files, search_path):
     for library in (random, sys.modules['numpy'].random):
         library.seed()
     sys.modules['torch'].seed()
+    sys.modules['alfx.utils.processes']._STARTED_BY = os.getppid()  # determined when it is imported
     kind, *rest = request['args']
     python_path = os.environ.get('PYTHONPATH', '')
     first = os.path.dirname(os.path.abspath(kind)) if kind not in ('-m', '-c') else os.getcwd() if kind == '-m' else ''
@@ -205,6 +206,8 @@ def main():
     sys.path[:] = search_path
     for name in LIBRARIES:
         importlib.import_module(name)
+    from alfx.gin_utils.conf_loading import import_configurables
+    import_configurables()
     gc.freeze()  # existing objects are not collected, and their pages not copied, when a program ends
     found = serve(channel)
     if found is not None:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
 
 import gymnasium
@@ -61,7 +62,7 @@ def return_of_program(name, folder):
     assert len([line for line in program.splitlines() if line]) <= 22
     (folder / name).write_text(program + "\nimport sys\nassert 'alfx' not in sys.modules\n")
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    result = warm_starts.run([sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True,
-                             timeout=120)
+    result = subprocess.run([sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True,
+                            timeout=120)
     assert result.returncode == 0, result.stderr
     return float(result.stdout)
