@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, StepType, TimeStep
     from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
-__version__ = '0.9.2'
+__version__ = '0.10.0'
 __all__ = [
     'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep',
     'check', 'evaluate', 'load', 'nest', 'plot', 'read_progress', 'train'
