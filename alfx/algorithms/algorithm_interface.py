@@ -20,7 +20,7 @@ class AlgorithmInterface(nn.Module):
 
     @property
     def on_policy(self) -> bool | None:
-        """Whether training uses the infos of ``rollout_step`` (True) or ``train_step`` (False); ``None`` if not set."""
+        """Return whether training uses the infos of ``rollout_step``; False: of ``train_step``, ``None``: not set."""
         raise NotImplementedError(f'{type(self).__name__}.on_policy')
 
     def set_on_policy(self, is_on_policy: bool) -> None:
