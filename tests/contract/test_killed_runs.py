@@ -27,16 +27,16 @@ FAMILIES = {
     'ppo with mujoco': ('ppo_half_cheetah', ('TrainerConfig.num_env_steps=10000', 'TrainerConfig.unroll_length=64',
                                              'TrainerConfig.num_updates_per_train_iter=1'), 1),
     'planning with an ensemble': (
-        'mbrl_pendulum', ('TrainerConfig.num_env_steps=400', 'CEMPlanAlgorithm.population_size=20',
+        'mbrl_pendulum', ('TrainerConfig.num_env_steps=280', 'CEMPlanAlgorithm.population_size=20',
                           'CEMPlanAlgorithm.elite_size=5', 'DeterministicDynamicsAlgorithm.num_replicas=3',
                           'DeterministicDynamicsAlgorithm.holdout=0.1',
                           'DeterministicDynamicsAlgorithm.num_elites=2'), 1),
     'imagination': (
-        'mbpo_pendulum', ('TrainerConfig.num_env_steps=900', 'ModelBasedPolicyAlgorithm.max_model_updates=50',
+        'mbpo_pendulum', ('TrainerConfig.num_env_steps=700', 'ModelBasedPolicyAlgorithm.max_model_updates=50',
                           'ModelBasedPolicyAlgorithm.num_rollouts=400',
                           'TrainerConfig.num_updates_per_train_iter=2'), 1),
     'memories of episodes': ('ppo_noveld_corridor', ('TrainerConfig.num_env_steps=20000', ), 1),
-    'ppo in two processes': ('ppo_cart_pole', ('TrainerConfig.num_env_steps=6000',
+    'ppo in two processes': ('ppo_cart_pole', ('TrainerConfig.num_env_steps=4000',
                                                'TrainerConfig.num_updates_per_train_iter=2'), 2),
 }
 

@@ -317,9 +317,9 @@ def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
 @pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
 def test_kills_at_random_times_do_not_change_the_result(tmp_path, kind):
     record('data/pendulum/replay', 2000)
-    conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=30', )), 'pretraining, then both': (
-        'iql_finetune_pendulum', ('TrainerConfig.num_iterations=20',
-                                  'TrainerConfig.rl_train_after_update_steps=1000'))}[kind]
+    conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=20', )), 'pretraining, then both': (
+        'iql_finetune_pendulum', ('TrainerConfig.num_iterations=12',
+                                  'TrainerConfig.rl_train_after_update_steps=600'))}[kind]
     gin_utils.clear()
     path = os.path.abspath('data/pendulum/replay')
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,

@@ -5,6 +5,7 @@ libraries and every module of alfx that a conf may refer to, and forks for each 
 process id, session, environment, signals and exit code, and can be killed like any other. That `python -m ...` finds
 the program is tested by the tests of the programs themselves.
 """
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 LIBRARIES = ('torch', 'torch.utils.data', 'numpy', 'gymnasium', 'gin', 'tqdm',
              'tensorboard.summary.writer.event_file_writer')
@@ -208,10 +210,26 @@ def main():
         importlib.import_module(name)
     from alfx.gin_utils.conf_loading import import_configurables
     import_configurables()
-    gc.freeze()  # existing objects are not collected, and their pages not copied, when a program ends
+    gc.freeze()  # existing objects are not collected, so their pages are not copied
     found = serve(channel)
     if found is not None:
-        become(*found, search_path)
+        exit_code = 0
+        try:
+            become(*found, search_path)
+        except SystemExit as error:
+            if not isinstance(error.code, int | None):
+                raise  # Python prints the message
+            exit_code = error.code or 0
+        leave(exit_code)
+
+
+def leave(exit_code):
+    """End the program without freeing each object of the imported modules, whose pages would have to be copied."""
+    threading._shutdown()  # waits for other threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 if __name__ == '__main__':
