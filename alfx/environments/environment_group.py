@@ -186,7 +186,7 @@ class EnvironmentGroup:
                     terminations[i] = terminated
                     truncations[i] = truncated
                     pending[i] = bool(terminated or truncated)
-                    self._last_infos[i] = info
+                    self._last_infos[i] = info or {}
                 if info and (keep or pending[i]):
                     infos.append((i, self._kept(info, has_ended=pending[i])))
             except (Exception, SystemExit) as error:

@@ -68,7 +68,7 @@ class ContinuousActionClip(_ContinuousActions):
 
     def _outer(self, box: spaces.Box) -> spaces.Box:
         return spaces.Box(np.maximum(box.low, self._min).astype(box.dtype),
-                          np.minimum(box.high, self._max).astype(box.dtype), dtype=box.dtype.type)
+                          np.minimum(box.high, self._max).astype(box.dtype), box.shape, box.dtype.type)
 
     def _inner_action(self, action: np.ndarray, box: spaces.Box) -> np.ndarray:
         return np.clip(action, np.maximum(box.low, self._min), np.minimum(box.high, self._max)).astype(box.dtype)

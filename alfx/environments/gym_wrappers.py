@@ -286,7 +286,7 @@ class _EpisodicAugmentation(BaseObservationWrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None or self._generator is None:
-            self._generator = np.random.default_rng(seed if seed is None else [seed, 0xA06])
+            self._generator = np.random.default_rng(None if seed is None else [seed, *type(self).__name__.encode()])
         self._draw(self._generator)
         return super().reset(seed=seed, options=options)
 

@@ -53,7 +53,7 @@ class MinAtarEnv(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:
             self._game.seed(int(self.np_random.integers(2**31)))
-            self._is_seeded = True
+            self._game.last_action, self._is_seeded = 0, True  # sticky actions repeat the last one
         self._game.reset()
         return self._observation(), {}
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
-from alfx.environments import step_checks
+from alfx.environments import alf_wrappers, step_checks
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
@@ -297,6 +297,17 @@ def test_an_info_that_is_no_dict_is_rejected():
     env.reset()
     with pytest.raises(EnvironmentStepError, match=r"its info is \['info'\], expected a dict"):
         env.step(np.zeros(1, int))
+
+
+def test_an_info_of_none_is_an_empty_one():
+    class Silent(Returning):
+        def step(self, action):
+            return *super().step(action)[:4], None
+
+    with GymVectorEnvironment(SerialVectorEnv([lambda: Silent(observations=[np.zeros(2, np.float32)] * 3)])) as env:
+        limited = alf_wrappers.TimeLimit(env, 1)
+        limited.reset()
+        assert limited.step(torch.zeros(1, dtype=torch.int64)).is_last().all()
 
 
 @pytest.mark.parametrize('large', [1e300, -1e39])

@@ -301,6 +301,14 @@ class TestActions:
         np.testing.assert_array_equal(game.actions[0]['force'], [3, -2])
         assert game.actions[0]['gear'] == 1
 
+    def test_a_clipped_scalar_action_stays_a_scalar(self):
+        game = ImageEnv(action_space=spaces.Box(-5, 5, (), np.float32))
+        env = ContinuousActionClip(game, min_v=-2, max_v=3)
+        assert env.action_space == spaces.Box(-2, 3, (), np.float32)
+        env.reset()
+        env.step(np.array(4.0, np.float32))
+        assert game.actions[0] == 3 and np.shape(game.actions[0]) == ()
+
     def test_actions_are_mapped_linearly(self):
         """Bounds 1 and 5, given in [0, 10]: 2.5 is a quarter, hence 1 + 4 / 4 = 2."""
         game = ImageEnv(action_space=spaces.Box(1, 5, (1, ), np.float32))
@@ -368,3 +376,12 @@ def test_wrong_arguments_are_rejected_by_name():
         ContinuousActionClip(ImageEnv(), 1, 0)
     with pytest.raises(EnvironmentLoadError, match='low < high'):
         ContinuousActionMapping(ImageEnv(), 1, 0)
+
+
+def test_stacked_random_augmentations_draw_different_numbers():
+    wrappers = [FrameFlip(ImageEnv()), EpisodicRandomFrameCrop(ImageEnv(), 0.5)]
+    for seed in (0, 3):
+        for env in wrappers:
+            env.reset(seed=seed)
+        first, second = (env._generator.random(8) for env in wrappers)
+        assert not np.isclose(first, second).any()

@@ -86,6 +86,17 @@ def test_unknown_games_and_arguments_are_rejected_by_name():
         suite_minatar.load('breakuot')
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_a_seed_determines_the_first_action_whatever_came_before(seed):
+    """A sticky first action repeats the initial one, which does nothing, not the last one before the seed."""
+    env = MinAtarEnv('breakout', sticky_action_probability=1.0)
+    env.reset(seed=seed)
+    expected = env.step(0)[0].copy()
+    env._game.last_action = 1  # left, as after an episode
+    env.reset(seed=seed)
+    np.testing.assert_array_equal(env.step(0)[0], expected)
+
+
 @pytest.mark.parametrize('is_imported', [False, True])
 def test_the_import_leaves_matplotlib_and_the_root_logger_alone(is_imported, monkeypatch, caplog):
     for name in [name for name in sys.modules if name.partition('.')[0] in ('minatar', 'matplotlib', 'seaborn')]:
