@@ -85,9 +85,9 @@ def train(root_dir: str) -> int:
 
 def _seeds() -> list[int]:
     seeds = [int(text) if text.isdecimal() else -1 for text in FLAGS.seeds]
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise alfx.gin_utils.ConfError(f'--seeds: expected different numbers, found {",".join(FLAGS.seeds)}',
-                                       'for example --seeds 1,2,3')
+    if min(seeds) < 0 or max(seeds) >= 2**32 or len(set(seeds)) < len(seeds):
+        raise alfx.gin_utils.ConfError('--seeds: expected different ints in [0, 4294967295], '
+                                       f'found {",".join(FLAGS.seeds)}', 'for example --seeds 1,2,3')
     if FLAGS.seed is not None or ranks.is_rank():
         raise alfx.gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be '
                                        'combined', 'use one of them')

@@ -145,10 +145,10 @@ def _files_of(path: str | None) -> list[str]:
 
 
 def _files_in(folder: str) -> list[str]:
-    """Return the files of a folder and its subfolders; none if there are too many."""
+    """Return the files of a folder and its subfolders except those of runs; none if there are too many."""
     files = []
     for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith('.')]
+        folders[:], names = ([], []) if 'train.lock' in names else ([x for x in folders if x[0] != '.'], names)
         files += [path for name in sorted(names) if os.path.isfile(path := os.path.join(at, name))]  # no broken links
         if len(files) > _MOST_FILES:
             return []
@@ -157,7 +157,7 @@ def _files_in(folder: str) -> list[str]:
 
 def _named_in(text: str, folder: str) -> list[str]:
     """Return the existing files, and the files in existing folders, that a text names in quotes."""
-    named = {match[1] for match in re.finditer(r"""["']([^"'\n]{1,200})["']""", text)}
+    named = {match[1] for match in re.finditer(r"""["']([^"'\n\0]{1,200})["']""", text)}
     paths = [os.path.join(folder, name) for name in sorted(named)
              if not os.path.isabs(name) and not name.endswith('.gin') and name.strip('./')]
     return [file for path in paths for file in ([path] if os.path.isfile(path) else _files_in(path))]

@@ -217,6 +217,17 @@ def test_files_that_a_module_names_are_copied(reader, tmp_path):
     assert (tmp_path / 'run/conf/own_hand.stl').read_bytes() == bytes(range(256))
 
 
+def test_binary_files_are_copied_and_runs_are_not(tmp_path):
+    (tmp_path / 'own_reader.py').write_text("DATA, RUN = 'own_levels.npy', 'own_runs'")
+    (tmp_path / 'own_levels.npy').write_bytes(b'"1\0\0\0"2\0\0\0')  # bytes between quotes that are no file name
+    (tmp_path / 'own_runs' / 'seed-1' / 'train').mkdir(parents=True)
+    for name in ('train.lock', 'progress.csv', 'train/ckpt-1'):
+        (tmp_path / 'own_runs' / 'seed-1' / name).write_text('')
+    (tmp_path / 'own_runs' / 'scores.csv').write_text('')
+    found = user_modules.copies([('own_reader', str(tmp_path))])
+    assert sorted(file.name for file in found) == ['own_levels.npy', 'own_reader.py', 'own_runs/scores.csv']
+
+
 def test_unchanged_originals_are_used_with_all_their_files(reader, tmp_path):
     gin_utils.load(None, root_dir=reader, same_run=False)
     assert sys.modules['own_reader'].LEVELS == ['one']
