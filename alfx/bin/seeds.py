@@ -23,7 +23,8 @@ def define_flags(parser: Parser) -> None:
     """Define ``--seed`` and ``--seeds``."""
     flags.define_seed_flag(parser)
     parser.add('seeds N,N', 'train one run with each of these random seeds, --seeds 1,2,3, each in its own process and '
-               'folder below --root_dir, as many at a time as there are cores', flags.words, [])
+               'folder below --root_dir, as many at a time as there are cores',
+               lambda text: [*map(flags.number(int, 0, 2**32 - 1), flags.words(text))], [])
 
 
 def apply_seed() -> None:
@@ -42,9 +43,10 @@ def train(root_dir: str) -> int:
         The exit code: 0 if all runs are complete, otherwise the code of a run that failed or was stopped.
 
     Raises:
-        ConfError: the seeds are not distinct numbers, other flags contradict ``--seeds``, or ``root_dir`` is a run.
+        ConfError: the seeds are not distinct, other flags contradict ``--seeds``, or ``root_dir`` is a run.
     """
-    seeds = _seeds()
+    _check_seeds()
+    seeds: list[int] = FLAGS.seeds
     if os.path.isdir(os.path.join(root_dir, 'conf')):
         raise alfx.gin_utils.ConfError(f'--seeds: {root_dir!r} is the folder of a single run',
                                        'give the conf file, and a new folder with --root_dir')
@@ -83,15 +85,13 @@ def train(root_dir: str) -> int:
     return launch.exit_code([process.returncode for process in all_runs], received)
 
 
-def _seeds() -> list[int]:
-    seeds = [int(text) if text.isdecimal() else -1 for text in FLAGS.seeds]
-    if min(seeds) < 0 or max(seeds) >= 2**32 or len(set(seeds)) < len(seeds):
-        raise alfx.gin_utils.ConfError('--seeds: expected different ints in [0, 4294967295], '
-                                       f'found {",".join(FLAGS.seeds)}', 'for example --seeds 1,2,3')
+def _check_seeds() -> None:
+    if len(set(FLAGS.seeds)) < len(FLAGS.seeds):
+        raise alfx.gin_utils.ConfError('--seeds: expected different numbers, found '
+                                       f'{",".join(map(str, FLAGS.seeds))}', 'for example --seeds 1,2,3')
     if FLAGS.seed is not None or ranks.is_rank():
         raise alfx.gin_utils.ConfError(f'--seeds and {"torchrun" if FLAGS.seed is None else "--seed"} cannot be '
                                        'combined', 'use one of them')
-    return seeds
 
 
 def _folder(root_dir: str, seed: int) -> str:

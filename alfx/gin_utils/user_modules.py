@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from alfx.gin_utils.conf_error import ConfError, Problem
 
+LOCK = 'train.lock'  # file in the folder of each run
 ORIGINS = 'modules.json'  # file in the conf folder of a run: folders from which its modules were copied
 _MOST_FILES, _MOST_BYTES = 500, 20 * 2**20  # larger data is not copied into every run
 _logger = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ def _files_in(folder: str) -> list[str]:
     """Return the files of a folder and its subfolders except those of runs; none if there are too many."""
     files = []
     for at, folders, names in os.walk(folder):
-        folders[:], names = ([], []) if 'train.lock' in names else ([x for x in folders if x[0] != '.'], names)
+        folders[:], names = ([], []) if LOCK in names else ([x for x in folders if x[0] != '.'], names)
         files += [path for name in sorted(names) if os.path.isfile(path := os.path.join(at, name))]  # no broken links
         if len(files) > _MOST_FILES:
             return []

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from alfx import context, gin_utils
-from alfx.gin_utils import ConfError
+from alfx.gin_utils import ConfError, user_modules
 from alfx.runs import run_files
 
 logger = logging.getLogger(__name__)
-_NAME = 'train.lock'
 _MOST_TEXT = 1000  # characters
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -74,7 +73,7 @@ def renew(root_dir: str) -> None:
         ReplacedFolderError: the folder of another run has been moved there.
     """
     ranks, folder = context.get_ranks(), os.path.realpath(root_dir)
-    stack, path = _held.get((folder, True)), os.path.join(folder, _NAME)
+    stack, path = _held.get((folder, True)), os.path.join(folder, user_modules.LOCK)
     if stack is None or any(os.path.realpath(file.name) == path and _is_current(file) for file in _open_files):
         return
     if not gin_utils.is_own_conf(root_dir):
@@ -105,14 +104,14 @@ def _exclusive(root_dir: str, then_share: bool) -> Iterator[str | None]:
             yield None
         finally:
             _write(file, '')
-            if os.path.isdir(root_dir) and os.listdir(root_dir) == [_NAME]:  # the run did not start
-                os.remove(os.path.join(root_dir, _NAME))
+            if os.path.isdir(root_dir) and os.listdir(root_dir) == [user_modules.LOCK]:  # the run did not start
+                os.remove(os.path.join(root_dir, user_modules.LOCK))
 
 
 @contextlib.contextmanager
 def _opened(root_dir: str) -> Iterator[Any]:
     """Open the lock file. Forked processes close it, because they would hold the lock as well."""
-    path = os.path.join(root_dir, _NAME)
+    path = os.path.join(root_dir, user_modules.LOCK)
     try:
         if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
             raise ConfError(f'{path}: expected a file, found a link, a folder or a pipe', 'remove it')

@@ -54,16 +54,21 @@ def test_each_seed_has_a_run_folder_and_their_mean_is_printed(tmp_path):
 
 
 @pytest.mark.parametrize('flags, message', [
-    (dict(seeds=['1', '1']), 'expected different ints in [0, 4294967295], found 1,1'),
-    (dict(seeds=['1', 'x']), 'expected different ints in [0, 4294967295], found 1,x'),
-    (dict(seeds=['1', '4294967296']), 'expected different ints in [0, 4294967295], found 1,4294967296'),
-    (dict(seeds=['1', '-2']), 'expected different ints in [0, 4294967295]'),
-    (dict(seeds=['1', '2'], seed=3), '--seeds and --seed cannot be combined'),
+    (dict(seeds=[1, 1]), 'expected different numbers, found 1,1'),
+    (dict(seeds=[1, 2], seed=3), '--seeds and --seed cannot be combined'),
 ])
 def test_contradicting_seeds_are_rejected(tmp_path, flags, message):
-    with flag_values(train_program.PARSER, **flags), pytest.raises(gin_utils.ConfError, match=re.escape(message)):
+    with flag_values(train_program.PARSER, **flags), pytest.raises(gin_utils.ConfError, match=message):
         seeds.train(str(tmp_path / 'runs'))
     assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize('found', ['x', '-2', '1.5', '4294967296', ''])
+def test_seeds_that_are_no_seeds_are_rejected_by_the_command_line(found, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        train_program.PARSER.read([f'--seeds=1,{found},2'])
+    assert f'seeds: expected int in [0, 4294967295], found {found!r}' in capsys.readouterr().err
+    assert train_program.PARSER.read(['--seeds=0,4294967295']).seeds == [0, 2**32 - 1]
 
 
 @pytest.mark.parametrize('number, started', [(signal.SIGUSR1, 2), (signal.SIGTERM, 0)])
@@ -76,7 +81,7 @@ def test_a_request_for_a_checkpoint_does_not_stop_waiting_seeds(tmp_path, monkey
 
     monkeypatch.setattr(seeds, '_start', start)
     monkeypatch.setattr(seeds.launch, 'forwarded_signals', lambda runs: contextlib.nullcontext([number]))
-    with flag_values(train_program.PARSER, seeds=['1', '2']):
+    with flag_values(train_program.PARSER, seeds=[1, 2]):
         seeds.train(str(tmp_path / 'runs'))
     assert len(runs) == started
 
@@ -88,7 +93,7 @@ def test_offline_runs_are_summarized_by_their_evaluations(tmp_path, monkeypatch,
         (folder / 'progress.csv').write_text('iteration,global_counter,seconds\n9,10,1.0\n')
         (folder / 'eval' / 'progress.csv').write_text(f'iteration,global_counter,average_return\n9,10,{number}00.0\n')
     monkeypatch.setattr(seeds, '_start', lambda *_: subprocess.Popen([sys.executable, '-c', '']))
-    with flag_values(train_program.PARSER, seeds=['1', '2']):
+    with flag_values(train_program.PARSER, seeds=[1, 2]):
         seeds.train(str(tmp_path / 'runs'))
     output = capsys.readouterr().out
     assert 'seed 1: done, return in evaluation 100' in output and '2 seeds: return in evaluation 150' in output
@@ -102,6 +107,6 @@ def test_a_seed_is_a_binding_of_the_conf():
 
 def test_a_run_folder_is_not_changed_by_seeds(tmp_path):
     (tmp_path / 'conf').mkdir()
-    with flag_values(train_program.PARSER, seeds=['1', '2']), pytest.raises(gin_utils.ConfError, match='a single run'):
+    with flag_values(train_program.PARSER, seeds=[1, 2]), pytest.raises(gin_utils.ConfError, match='a single run'):
         seeds.train(str(tmp_path))
     assert os.listdir(tmp_path) == ['conf']
