@@ -171,20 +171,6 @@ class AlfEnvironment(abc.ABC):
         """
         raise UnsupportedOperationError(f'{self.name} cannot end the episodes of some environments of the batch')
 
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        """Start a new episode in some environments immediately.
-
-        Args:
-            mask: bool ``[B]``.
-
-        Returns:
-            Time steps ``[B, ...]``: FIRST where ``mask``, the current step elsewhere. They become the current step.
-
-        Raises:
-            UnsupportedOperationError: this kind of environment does not support it.
-        """
-        raise UnsupportedOperationError(f'{self.name} cannot reset some environments of the batch')
-
     def seed(self, seed: int | None) -> None:
         """Give each environment its own stream of random numbers, derived from ``seed``.
 

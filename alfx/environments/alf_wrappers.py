@@ -15,12 +15,12 @@ from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.checked_environment import CheckedEnvironment
-from alfx.environments.environment_errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
 from alfx.environments.seeding import batch_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.gin_utils import Count, configurable
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
                                without_action)
 
 __all__ = [
@@ -38,6 +38,10 @@ class _EpisodeLimit(AlfEnvironmentBaseWrapper):
 
     def __init__(self, env: AlfEnvironment):
         super().__init__(env)
+        try:
+            env.request_reset(torch.zeros(self.batch_size, dtype=torch.bool))
+        except UnsupportedOperationError as error:
+            raise EnvironmentLoadError(f'{type(self).__name__}: {error}') from None
         self._elapsed = np.zeros(self.batch_size, np.int64)
         self._limits = np.full(self.batch_size, np.iinfo(np.int64).max)
 
@@ -67,14 +71,6 @@ class _EpisodeLimit(AlfEnvironmentBaseWrapper):
     def _is_over(self, time_step: TimeStep) -> np.ndarray:
         """Return whether the limit is reached, bool ``[B]``."""
         return self._elapsed >= self._limits
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        current = self.current_time_step()
-        self._current = select(mask, self._env.reset_envs(mask), current)
-        begun = mask.numpy()
-        self._elapsed[begun] = 0
-        self._new_limits(begun)
-        return self._current
 
 
 @configurable
@@ -343,10 +339,6 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
         self._noise = torch.zeros_like(self._noise)
         return super()._reset()
 
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        self._noise[mask] = 0
-        return super().reset_envs(mask)
-
 
 @configurable
 class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
@@ -380,11 +372,6 @@ class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
     def _reset(self) -> TimeStep:
         time_step = self._env.reset()
         self._lives, self._lost = time_step.env_info['lives'], torch.zeros_like(self._lost)
-        return time_step
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        time_step = super().reset_envs(mask)
-        self._lives, self._lost = time_step.env_info['lives'], self._lost & ~mask
         return time_step
 
     def _step(self, action: NestedTensor) -> TimeStep:

@@ -91,6 +91,7 @@ class NextStepAutoreset(VectorWrapper):
     def __init__(self, env: VectorEnv, mode: AutoresetMode):
         super().__init__(env)
         self.metadata = {**env.metadata, 'autoreset_mode': AutoresetMode.NEXT_STEP}
+        self.reward_space = getattr(env, 'reward_space', None)  # the base class does not forward it
         self._mode = mode
         self._due = np.zeros(self.num_envs, bool)
         self._held: tuple[Any, dict[str, Any]] = ((), {})
@@ -115,6 +116,12 @@ class NextStepAutoreset(VectorWrapper):
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
         """Step the environments that are not due for a reset; the rows of the others hold their reset observation."""
         raise NotImplementedError
+
+    def _standstill(self, observation: Any, infos: dict[str, Any]) -> Step:
+        """Return the result of a step in which all environments are due for a reset, so that none moves."""
+        count = self.num_envs
+        rewards = np.zeros(count if self.reward_space is None else self.reward_space.shape)
+        return observation, rewards, np.zeros(count, bool), np.zeros(count, bool), infos
 
     def _after(self, observation: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
                infos: dict[str, Any]) -> Step:
@@ -170,9 +177,9 @@ class _ResetAgain(NextStepAutoreset):
         if self._mode is AutoresetMode.DISABLED:
             observation, infos = self.env.reset(options={'reset_mask': due.copy()})
             if due.all():
-                return _standstill(observation, infos, len(due))
+                return self._standstill(observation, infos)
         elif due.all():
-            return self._with_held(_standstill(self._held[0], {}, len(due)), due)
+            return self._with_held(self._standstill(self._held[0], {}), due)
         observation, rewards, terminated, truncated, infos = self.env.step(actions)
         observation = copied(self, observation)
         again, reset_infos = self.env.reset(options={'reset_mask': due.copy()})
@@ -184,7 +191,7 @@ class _DropFirstStep(NextStepAutoreset):
     """Adapter for any other SAME_STEP environment: those due show the observation after the ignored action."""
 
     def _step_others(self, actions: Any, due: np.ndarray) -> Step:
-        return self._with_held(_standstill(self._held[0], {}, len(due)), due) if due.all() else self.env.step(actions)
+        return self._with_held(self._standstill(self._held[0], {}), due) if due.all() else self.env.step(actions)
 
 
 def copied(env: VectorEnv, observation: Any) -> Any:
@@ -216,11 +223,6 @@ def _put(env: VectorEnv, observation: Any, i: int, single: Any) -> None:
     space = env.single_observation_space
     for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, single)):
         leaf[i] = value
-
-
-def _standstill(observation: Any, infos: dict[str, Any], count: int) -> Step:
-    """Return the result of a step in which all ``count`` environments are due for a reset, so that none moves."""
-    return observation, np.zeros(count), np.zeros(count, bool), np.zeros(count, bool), infos
 
 
 def _with_final_infos(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

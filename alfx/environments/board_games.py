@@ -15,7 +15,7 @@ from alfx.environments.alf_environment import SpecifiedEnvironment, check_action
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import batch_seed
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, select
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.tree_search.batched_search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
@@ -337,14 +337,6 @@ class BoardGame(SpecifiedEnvironment):
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._ended = self._ended | mask.numpy()
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        current, games = self.current_time_step(), mask.numpy()
-        self._start(games)
-        fresh = self._time_step(np.full(self._batch_size, StepType.FIRST), np.zeros(self._batch_size),
-                                np.zeros(self._batch_size, np.int64))
-        self._current = select(mask, fresh, current)
-        return self._current
 
     def _seed(self, seed: int | None) -> None:
         self._rng = np.random.default_rng(batch_seed(seed, 0))

@@ -67,9 +67,6 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
             step_type = self._last.step_type.masked_fill(mask, int(StepType.LAST))
             self._last, self._copy = (step._replace(step_type=step_type) for step in (self._last, self._copy))
 
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        return self._keep(super().reset_envs(mask))
-
     def _keep(self, time_step: TimeStep) -> TimeStep:
         self._last, self._copy = time_step, nest.map_structure(torch.clone, time_step)
         return time_step

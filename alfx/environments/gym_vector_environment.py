@@ -21,7 +21,7 @@ from alfx.environments.rendering import Window, as_frame
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec
 from alfx.environments.vector_env import SupervisedVectorEnv, collected_infos
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select, torch_dtype_to_str
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, torch_dtype_to_str
 
 _STATE_FORMAT = 1
 
@@ -217,6 +217,8 @@ class GymVectorEnvironment(SpecifiedEnvironment):
     # Ending episodes from outside --------------------------------------------------------------------------------
 
     def request_reset(self, mask: torch.Tensor) -> None:
+        if not isinstance(self._env, SupervisedVectorEnv) and not autoreset.can_reset_some(self._env):
+            super().request_reset(mask)
         rows = mask.cpu().numpy()
         if not rows.any():
             return
@@ -225,11 +227,8 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         infos = self._infos
         if isinstance(self._env, SupervisedVectorEnv):
             infos = collected_infos(self._env.request_reset(rows), self._batch_size)
-        elif autoreset.can_reset_some(self._env):
-            # the reset cannot be requested in advance: it takes one more step, which is dropped, before the reset
+        else:  # the reset cannot be requested in advance: it takes one more step, which is dropped, before the reset
             self._forced = rows.copy() if self._forced is None else self._forced | rows
-        else:
-            super().request_reset(mask)
         ended = rows if self._first is None else rows & ~self._first
         found = self._episode_numbers(infos, ended)
         self._final_infos = {**self._final_infos, **found}
@@ -244,23 +243,6 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         rows = np.flatnonzero(forced)
         infos = autoreset.merged_infos(infos, reset_infos, rows)
         return autoreset.with_rows(self._env, observation, rows, again), reward, terminated, truncated, infos
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        current = self.current_time_step()
-        rows = mask.cpu().numpy()
-        if not autoreset.can_reset_some(self._env):
-            return super().reset_envs(mask)
-        if not rows.any():
-            return current
-        if self.recorder is not None:
-            self.recorder.end()
-        observation, infos = self._env.reset(options={'reset_mask': rows.copy()})
-        for name in ('_first', '_forced'):
-            waiting = getattr(self, name)
-            setattr(self, name, None if waiting is None or not (waiting & ~rows).any() else waiting & ~rows)
-        fresh = self._first_steps(self._observations.decode(observation, False), infos)
-        self._current = select(mask.cpu(), fresh, current)
-        return self._current
 
     def _seed(self, seed: int | None) -> None:
         self._seeds = environment_seeds(seed, self._batch_size)

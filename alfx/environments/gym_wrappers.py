@@ -237,6 +237,11 @@ class FrameResize(BaseObservationWrapper):
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
         box = require_box(observation_space, self, 2, 3)
+        try:
+            self.transform_observation(box.low, '')
+        except self._cv2.error as error:
+            raise EnvironmentLoadError(f'FrameResize: opencv cannot resize images of shape {box.shape} and type '
+                                       f'{box.dtype}: {error}') from None
         return spaces.Box(box.low.min(), box.high.max(), (self._size[1], self._size[0], *box.shape[2:]),
                           box.low.dtype.type)
 
@@ -426,9 +431,11 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         noop_max: maximum number of no-ops at the start; 0: none.
         screen_size: height and width of the observation.
         gray_scale: convert the observation to gray, ``(screen_size, screen_size, 1)``; otherwise it stays RGB.
+            ``suite_atari.load`` loads gray images unless its ``env_args`` are ``{'obs_type': 'rgb'}``.
 
     Raises:
-        EnvironmentLoadError: the environment repeats actions itself, or opencv is missing.
+        EnvironmentLoadError: the environment repeats actions itself, ``gray_scale`` is not set but its images are gray,
+            or opencv is missing.
     """
 
     def __init__(self, env: gymnasium.Env, frame_skip: Count = 4, noop_max: StepLimit = 30, screen_size: Count = 84,
@@ -439,10 +446,13 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
             raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment repeats actions itself (frameskip='
                                        f"{own_skip}); use suite_atari.load, or env_args={{'frameskip': 1}}")
         box = require_box(env.observation_space, self, 2, 3)
+        if not gray_scale and len(box.shape) == 2:
+            raise EnvironmentLoadError('DMAtariPreprocessing.gray_scale: the environment yields gray images already; '
+                                       "for RGB images, set suite_atari.load.env_args = {'obs_type': 'rgb'}")
         self._cv2 = opencv('DMAtariPreprocessing')
         self._to_gray = gray_scale and len(box.shape) == 3
         self._skip, self._noop_max, self._size = frame_skip, noop_max, screen_size
-        channels = 1 if gray_scale or len(box.shape) == 2 else box.shape[2]
+        channels = 1 if gray_scale else box.shape[2]
         self.observation_space = spaces.Box(0, 255, (screen_size, screen_size, channels), np.uint8)
         meanings: list[str] = getattr(env.unwrapped, 'get_action_meanings', list)()
         emulator = getattr(env.unwrapped, 'ale', None)

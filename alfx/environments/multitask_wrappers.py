@@ -110,13 +110,7 @@ class BatchEnvironmentWrapper(_MultiEnvironment):
 
     def _end_episodes(self, mask: torch.Tensor) -> None:
         for env, part in zip(self._envs, mask.split(self._sizes)):
-            if part.any():
-                env.request_reset(part)
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        self.current_time_step()
-        self._current = self._joined([env.reset_envs(part) for env, part in zip(self._envs, mask.split(self._sizes))])
-        return self._current
+            env.request_reset(part)
 
 
 class MultitaskWrapper(_MultiEnvironment):
@@ -145,7 +139,11 @@ class MultitaskWrapper(_MultiEnvironment):
         self._info_spec = {**(inner or {}), 'task_id': TensorSpec((), torch.int64)}
         self._task_names = list(task_names)
         self._env_id = torch.tensor([env_id or 0])
-        self._task = (env_id or 0) % len(envs)
+        self._task = self._first_task = (env_id or 0) % len(envs)
+
+    def _seed(self, seed: int | None) -> None:
+        super()._seed(seed)
+        self._task = self._first_task
 
     @classmethod
     def load(cls, load_fn: Callable[..., AlfEnvironment], environment_name: Sequence[str], env_id: int | None = None,
@@ -206,12 +204,9 @@ class MultitaskWrapper(_MultiEnvironment):
 
     def _end_episodes(self, mask: torch.Tensor) -> None:
         self._envs[self._task].request_reset(mask)
-        current = self.current_time_step()
-        # the caller marks its own copy LAST; without this, the next step would ignore the chosen task
-        self._current = current._replace(step_type=current.step_type.masked_fill(mask, int(StepType.LAST)))
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        return self.reset() if bool(mask.any()) else self.current_time_step()
+        if self._current is not None and mask.any():
+            # the caller marks its own copy LAST; without this, the next step would ignore the chosen task
+            self._current = self._current._replace(step_type=torch.full_like(self._current.step_type, StepType.LAST))
 
     def _own_state(self) -> dict[str, Any]:
         return {**super()._own_state(), 'task': self._task}
@@ -233,7 +228,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
     with a probability proportional to ``1 + (f - 1) * max(progress_k, 0) / max_j progress_j``; f rises from 1 to
     ``progress_favor`` during the first ``warmup_period * num_tasks`` episodes. ``env_info`` contains counts,
     probabilities and current scores of the tasks at LAST and zeros elsewhere, so that the sum over an episode is the
-    value at its end.
+    value at its end. An episode that a wrapper outside of this one truncates has zeros at LAST, too.
 
     Args:
         env: :class:`MultitaskWrapper` or a batch of them.
@@ -274,6 +269,8 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
         self._generator = np.random.default_rng(batch_seed(seed, 2))
+        for values in (self._current_score, self._past_score, self._counts):
+            values[:] = 0
 
     def task_probabilities(self) -> np.ndarray:
         """Return the probability that each task is chosen next, ``[num_tasks]``."""
@@ -301,13 +298,22 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
         self._sums[first], self._lengths[first] = 0, 0
         self._sums += time_step.reward.numpy()
         self._lengths += ~first
+        self._finish(last, time_step)
+        return self._outer(time_step, action)
+
+    def request_reset(self, mask: torch.Tensor) -> None:
+        super().request_reset(mask)
+        if self._current is not None:
+            self._finish((mask & ~self._current.is_last()).numpy(), self._current)
+
+    def _finish(self, last: np.ndarray, time_step: TimeStep) -> None:
+        """Score the episodes that end with ``time_step``, bool ``[B]``, and choose the tasks of the next ones."""
         if last.any():
             tasks = time_step.env_info['task_id'].numpy()
             for i in np.flatnonzero(last):
-                self._update_scores(int(tasks[i]), self._sums[i] / self._lengths[i])
+                self._update_scores(int(tasks[i]), self._sums[i] / max(self._lengths[i], 1))
             chosen = self._generator.choice(len(self._counts), size=self.batch_size, p=self.task_probabilities())
             self._next = torch.from_numpy(np.where(last, chosen, self._next.numpy()))
-        return self._outer(time_step, action)
 
     def _reset(self) -> TimeStep:
         self._sums[:], self._lengths[:] = 0, 0

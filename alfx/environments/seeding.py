@@ -8,7 +8,7 @@ from alfx import context
 _BITS = 2**31 - 1
 
 
-def environment_seeds(seed: int | None, count: int, purpose: int = 0) -> list[int | None]:
+def environment_seeds(seed: int | None, count: int) -> list[int | None]:
     """Return one seed in ``[0, 2**31)`` for each of ``count`` environments; all are ``None`` if ``seed`` is ``None``.
 
     The seed of environment i depends neither on ``count`` nor on the process that steps it: environments are numbered
@@ -17,12 +17,9 @@ def environment_seeds(seed: int | None, count: int, purpose: int = 0) -> list[in
     Args:
         seed: seed of the run.
         count: number of environments.
-        purpose: number of the purpose (0: training, 1: evaluation); streams of different purposes are unrelated.
     """
-    if seed is None:
-        return [None] * count
     first = context.first_environment()
-    return [_number(np.random.SeedSequence(seed, spawn_key=(purpose, i))) for i in range(first, first + count)]
+    return [derived_seed(seed, 0, i) for i in range(first, first + count)]
 
 
 def derived_seed(seed: int | None, *key: int) -> int | None:

@@ -14,7 +14,7 @@ from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import SpecifiedEnvironment, check_action
 from alfx.environments.seeding import batch_seed
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros, select,
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, nearest_zeros,
                                without_action)
 
 
@@ -113,14 +113,6 @@ class UnittestEnv(SpecifiedEnvironment):
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._t = torch.where(mask, self._episode_length, self._t)
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        current, signal = self.current_time_step(), self._signal
-        self._t = torch.where(mask, 0, self._t)
-        fresh = self._time_step(torch.zeros(self._batch_size), nearest_zeros(self.action_spec(), self._batch_size))
-        self._signal = torch.where(mask, self._signal, signal)
-        self._current = select(mask, fresh, current)
-        return self._current
 
     def _seed(self, seed: int | None) -> None:
         # not the seed itself: torch's global generator, from which policies draw, may have the same seed

@@ -8,7 +8,7 @@ import torch
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments.alf_environment import AlfEnvironment, EnvironmentAsAnother
-from alfx.tensor_specs import NestedTensor, select
+from alfx.tensor_specs import NestedTensor
 
 _MODULE = 'alfx.environments.alf_wrappers'
 
@@ -17,7 +17,7 @@ class AlfEnvironmentBaseWrapper(EnvironmentAsAnother):
     """A wrapper that changes nothing.
 
     A subclass changes actions in ``_inner`` and time steps in ``_outer``. A subclass with its own state overrides
-    ``_reset``, ``_step`` and ``reset_envs`` and lists its attributes in ``_STATE``.
+    ``_reset`` and ``_step`` and lists its attributes in ``_STATE``.
 
     Args:
         env: the environment.
@@ -64,11 +64,6 @@ class AlfEnvironmentBaseWrapper(EnvironmentAsAnother):
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._env.request_reset(mask)
-
-    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
-        current = self.current_time_step()
-        self._current = select(mask, self._outer(self._env.reset_envs(mask), None), current)
-        return self._current
 
     def _seed(self, seed: int | None) -> None:
         self._env.seed(seed)

@@ -1,6 +1,7 @@
 """Properties of every kind of environment."""
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -79,18 +80,12 @@ class TestEveryKind:
         if isinstance(env, GymVectorEnvironment) and not can_reset_some(env.gym):
             with pytest.raises(UnsupportedOperationError, match='cannot end the episodes'):
                 env.request_reset(mask)
-            with pytest.raises(UnsupportedOperationError, match='cannot reset'):
-                env.reset_envs(mask)
             return
         env.request_reset(mask)
         after = env.step(random_actions(env, generator))
         assert torch.equal(after.is_first(), mask | before.is_last())
         assert not after.reward[mask].any()
-        now = env.reset_envs(mask)
-        assert torch.equal(now.is_first(), mask | after.is_first())
-        check_consistent(now, env.time_step_spec())
-        unchanged = nest.map_structure(lambda x: x[~mask], now)
-        assert_same([unchanged], [nest.map_structure(lambda x: x[~mask], after)])
+        check_consistent(after, env.time_step_spec())
         assert not env.step(random_actions(env, generator)).is_first()[mask].any()
 
 
@@ -164,6 +159,21 @@ class TestAutoresetModes:
         lengths = 2 + np.arange(4) % 3
         for i, length in enumerate(lengths):
             assert (times[step_type[:, i] == StepType.LAST, i] == length).all()
+
+    @pytest.mark.parametrize('mode', list(AutoresetMode))
+    @pytest.mark.parametrize('reset_mask', [True, False])
+    def test_natively_batched_environments_may_give_several_rewards(self, mode, reset_mask, monkeypatch):
+        step = BatchedCountEnv.step
+
+        def step_with_two_rewards(self, actions):
+            observation, reward, *rest = step(self, actions)
+            return observation, np.stack([reward, 2 * reward], 1), *rest
+
+        monkeypatch.setattr(BatchedCountEnv, 'step', step_with_two_rewards)
+        monkeypatch.setattr(BatchedCountEnv, 'reward_space', gymnasium.spaces.Box(-9, 9, (2, 2)), raising=False)
+        env = GymVectorEnvironment(BatchedCountEnv(2, mode, reset_mask=reset_mask or mode is AutoresetMode.DISABLED))
+        rewards = torch.stack([step.reward for step in record(CheckedEnvironment(env), 30)])
+        assert env.reward_spec().shape == (2, ) and rewards.any() and torch.equal(rewards[..., 1], 2 * rewards[..., 0])
 
     def test_natively_batched_environments_may_give_numbers_as_flags(self, monkeypatch):
         expected = record(GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.NEXT_STEP)), 30)

@@ -65,6 +65,13 @@ class TestLimits:
         assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
         torch.testing.assert_close(steps.discount[3], torch.tensor([0.9, 0.9]))
 
+    def test_a_limit_around_environments_that_cannot_be_reset_alone_is_rejected(self):
+        class Together(PolicyUnittestEnv):
+            request_reset = AlfEnvironment.request_reset
+
+        with pytest.raises(EnvironmentLoadError, match='TimeLimit: .* cannot end the episodes of some environments'):
+            TimeLimit(BatchEnvironmentWrapper([Together(1, 3), Together(1, 3)]), 2)
+
     def test_an_end_of_the_environment_itself_is_kept(self):
         steps = record(TimeLimit(ValueUnittestEnv(2, 3), 5), 5)
         assert steps.step_type[:, 0].tolist() == [0, 1, 2, 0, 1, 2] and steps.discount[2].tolist() == [0, 0]
@@ -84,12 +91,6 @@ class TestLimits:
         steps = record(env, 12)
         assert steps.step_type.T.tolist() == [[0, 1, 1, 1, 1, 2, 0, 1, 1, 1, 1, 2, 0]] * 2
         assert steps.discount.min() == 1
-        env.reset()
-        for _ in range(3):
-            env.step(zeros(env))
-        assert env.reset_envs(torch.tensor([True, False])).step_type.tolist() == [0, 1]
-        kinds = [env.step(zeros(env)).step_type.tolist() for _ in range(5)]
-        assert kinds == [[1, 1], [1, 2], [1, 0], [1, 1], [2, 1]]
 
     @pytest.mark.parametrize('value', [-1, 0, float('nan')])
     def test_a_return_to_reach_must_be_positive(self, value):
@@ -99,15 +100,6 @@ class TestLimits:
     def test_limits_resume_from_a_saved_state(self):
         assert_state_continues(lambda: ReturnLimit(count_env(9, 9), 1.0))
         assert_state_continues(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
-
-    def test_limits_restart_for_reset_environments(self):
-        env = TimeLimit(count_env(100, 100), 3)
-        env.reset()
-        env.step(zeros(env))
-        env.step(zeros(env))
-        time_step = env.reset_envs(torch.tensor([True, False]))
-        assert time_step.step_type.tolist() == [0, 1]
-        assert env.step(zeros(env)).step_type.tolist() == [1, 2]
 
     def test_processes_of_a_run_draw_different_limits(self):
         limits = []
@@ -211,8 +203,6 @@ class TestActionWrappers:
         assert not env._noise.any()
         env.step(torch.zeros(1, 1))
         assert env._noise.all()
-        env.reset_envs(torch.tensor([True]))
-        assert not env._noise.any()
         assert_state_continues(lambda: TemporallyCorrelatedNoiseWrapper(self.continuous()))
 
 
@@ -271,16 +261,6 @@ class TestLives:
         pressed.append(int(env.step(torch.zeros(1, dtype=torch.int64)).prev_action))
         assert pressed == [0, 0, 1, 0, 0]
 
-    def test_environments_reset_alone_start_without_a_lost_life(self):
-        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
-            SerialVectorEnv([lambda: _Lives(4)] * 2), env_info_keys=('lives', ), seed=0), fire_action=1)
-        env.reset()
-        action = torch.zeros(2, dtype=torch.int64)
-        steps = [env.step(action) for _ in range(2)]
-        assert steps[1].discount.tolist() == [0, 0]
-        env.reset_envs(torch.tensor([True, False]))
-        assert env.step(action).prev_action.tolist() == [0, 1] and not action.any()
-
     def test_a_fire_action_must_exist(self):
         env = GymVectorEnvironment(SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', ), seed=0)
         with pytest.raises(EnvironmentLoadError, match='fire_action: expected 0 to .*, found 99'):
@@ -301,7 +281,6 @@ class TestSeveral:
         assert steps.step_type[3].tolist() == [2, 1, 1] and steps.observation[3, :, 1].tolist() == [3, 3, 3]
         env.request_reset(torch.tensor([False, False, True]))
         assert env.step(torch.zeros(3, dtype=torch.int64)).is_first()[2]
-        assert env.reset_envs(torch.tensor([True, False, False])).is_first()[0]
         assert_state_continues(lambda: BatchEnvironmentWrapper([count_env(2, 3), count_env(4)]))
         with pytest.raises(EnvironmentLoadError, match='environment 1 has different specs'):
             BatchEnvironmentWrapper([count_env(2), ValueUnittestEnv(1, 3)])
@@ -326,6 +305,23 @@ class TestSeveral:
         action = {'action': torch.tensor([1]), 'task_id': torch.tensor([1])}
         seen = [(int(t.step_type), int(t.env_info['task_id'])) for t in (env.step(action) for _ in range(4))]
         assert seen == [(1, 0), (2, 0), (0, 1), (1, 1)]
+
+    def test_the_curriculum_chooses_a_task_after_a_truncated_episode(self):
+        """Truncate every episode, of 2 steps each, by a limit outside of the curriculum."""
+        inner = CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)]))
+        env = TimeLimit(inner, 2)
+        env.seed(0)
+        tasks = record(env, 30).env_info['task_id']
+        assert [len(column.unique()) for column in tasks.T] == [2, 2]
+        assert inner._counts.sum() == 20 and inner._current_score.tolist() == [0, 1]
+
+    def test_tasks_and_the_curriculum_start_again_with_the_same_seed(self):
+        env = CurriculumWrapper(self.tasks(1), warmup_period=1)
+        records = []
+        for _ in range(2):
+            env.seed(3)
+            records.append(record(env, 31).env_info)
+        assert all(torch.equal(records[0][key], records[1][key]) for key in records[0])
 
     def test_the_goal_reward_of_a_joined_environment_is_that_of_the_first(self):
         class Goal(CountEnv):
@@ -430,8 +426,6 @@ class TestCheckedEnvironment:
         env.reset()
         kinds = [env.step(zeros(env)).step_type.tolist() for _ in range(4)]
         assert kinds == [[1, 1], [2, 2], [0, 0], [1, 1]]
-        assert env.reset_envs(torch.tensor([True, False])).step_type.tolist() == [0, 1]
-        assert env.step(zeros(env)).step_type.tolist() == [1, 2]
 
     def test_an_action_out_of_bounds_is_rejected(self):
         env = CheckedEnvironment(PolicyUnittestEnv(2, 5))

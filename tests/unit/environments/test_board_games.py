@@ -128,9 +128,10 @@ def test_some_games_can_be_restarted():
     env = BoardGame(RULES, 3)
     env.reset()
     env.step(torch.tensor([1, 2, 3]))
-    step = env.reset_envs(torch.tensor([False, True, False]))
+    env.request_reset(torch.tensor([False, True, False]))
+    step = env.step(torch.tensor([2, 3, 4]))
     assert step.step_type.tolist() == [MID, FIRST, MID]
-    assert (step.observation['board'] != 0).sum((1, 2)).tolist() == [1, 0, 1]
+    assert (step.observation['board'] != 0).sum((1, 2)).tolist() == [2, 0, 2]
 
 
 def test_the_suite_observes_only_the_board():

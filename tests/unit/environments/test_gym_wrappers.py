@@ -172,6 +172,14 @@ class TestImages:
         env = FrameResize(ImageEnv((6, 4, 1)), width=2, height=3)
         assert run(env, [0])[1].shape == (3, 2, 1)
 
+    @pytest.mark.parametrize('shape, dtype', [((90, 90, 5), np.uint8), ((6, 4, 3), np.int64)])
+    def test_images_that_opencv_cannot_scale_are_rejected_at_once(self, shape, dtype):
+        pytest.importorskip('cv2')
+        env = ImageEnv(shape)
+        env.observation_space = spaces.Box(0, 255, shape, dtype)
+        with pytest.raises(EnvironmentLoadError, match=f'FrameResize: opencv cannot resize .*{dtype.__name__}'):
+            FrameResize(env)
+
     def test_without_opencv_the_error_names_the_package(self, monkeypatch):
         monkeypatch.setitem(__import__('sys').modules, 'cv2', None)
         with pytest.raises(EnvironmentLoadError, match=re.escape(f"FrameResize needs opencv: {pip_install('atari')}")):
@@ -276,6 +284,13 @@ class TestSteps:
             before = emulator.getScreenGrayscale()
             emulator.act(0)
             assert (emulator.getScreenGrayscale() != before).any()
+
+    def test_deepmind_cannot_give_rgb_images_of_a_gray_game(self):
+        pytest.importorskip('cv2')
+        env = DMAtariPreprocessing(ImageEnv((10, 10, 3)), screen_size=5, gray_scale=False)
+        assert env.reset(seed=0)[0].shape == (5, 5, 3)
+        with pytest.raises(EnvironmentLoadError, match=r"gray images already; .*env_args = {'obs_type': 'rgb'}"):
+            DMAtariPreprocessing(ImageEnv((10, 10)), gray_scale=False)
 
     def test_deepmind_rejects_environments_that_repeat_actions_themselves(self):
         game = ImageEnv((10, 10))

@@ -316,7 +316,6 @@ class TestSeeds:
         few, many = environment_seeds(3, 2), environment_seeds(3, 50)
         assert many[:2] == few and len(set(many)) == 50
         assert not set(many) & set(environment_seeds(4, 50))
-        assert not set(many) & set(environment_seeds(3, 50, purpose=1))
         assert all(0 <= seed < 2**31 for seed in many)
         assert environment_seeds(None, 2) == [None, None]
 
