@@ -21,7 +21,8 @@ any other SAME_STEP        its FIRST shows the observation *after* the ignored a
                            slightly different task, whose episodes are one step shorter; a warning is logged
 =========================  ==========================================================================================
 
-The first two give exactly the sequences of NEXT_STEP.
+The first two give exactly the sequences of NEXT_STEP, except that the workers of an AsyncVectorEnv in SAME_STEP mode
+reset an environment before they send its final observation: an environment that reuses the array overwrites it.
 """
 import logging
 from typing import Any

@@ -21,7 +21,7 @@ class CheckedEnvironment(AlfEnvironmentBaseWrapper):
 
     - actions and time steps have the structure, shapes, dtypes and bounds of their specs; only floats of an action may
       be out of bounds, since environments clip them;
-    - all numbers are finite;
+    - all numbers are finite, and the discount is 0 at LAST only (``AtariTerminalOnLifeLossWrapper`` goes outside);
     - FIRST, MID, ..., LAST follow each other;
     - FIRST has reward 0, discount 1 and the ``prev_action`` nearest to zeros; other steps have the given action;
     - no step writes to the tensors of the previous step.

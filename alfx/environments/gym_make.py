@@ -79,6 +79,13 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
     return gymnasium.wrappers.TimeLimit(env, max_episode_steps) if max_episode_steps else env
 
 
+def function_name(function: Any) -> str:
+    """Return the module and the name of a function, or of the one that a partial function calls."""
+    while isinstance(function, partial):
+        function = function.func
+    return f'{getattr(function, "__module__", "")}.{getattr(function, "__name__", function)}'
+
+
 def accepts_render_mode(function: Callable[..., Any]) -> bool:
     """Return whether ``function`` has an argument ``render_mode``, or accepts any keyword argument."""
     parameters = inspect.signature(function).parameters

@@ -188,6 +188,9 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv | Sequence[EnvFn], env_id: int |
             raise EnvironmentLoadError('gym_env_wrappers wrap one gymnasium environment, found a vector environment')
         vectorized = gym_env
     else:
+        if isinstance(gym_env, gymnasium.Env) and 'ProcessVectorEnv' in gym_make.function_name(vector_env):
+            raise EnvironmentLoadError('wrap_env.vector_env: an existing environment cannot be stepped in another '
+                                       'process; pass a list of functions that create environments')
         env_fns = [lambda: gym_env] if isinstance(gym_env, gymnasium.Env) else gym_env
         vectorized = vector_env([partial(_make_and_wrap, env_fn, tuple(gym_env_wrappers), image_channel_first, not i)
                                  for i, env_fn in enumerate(env_fns)])

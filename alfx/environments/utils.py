@@ -153,16 +153,21 @@ def _refuse(flatten: bool, num_spare_envs: int, num_parallel_environments: int) 
 
 def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorEnvCtor,
           nonparallel: bool) -> AlfEnvironment:
-    accepts = _accepted_arguments(env_load_fn)
+    accepts, name = _accepted_arguments(env_load_fn), gym_make.function_name(env_load_fn)
+    first_parameter = next(iter(inspect.signature(env_load_fn).parameters.values()), None)
+    if callable(env_name) and first_parameter is not None and first_parameter.annotation in (str, 'str'):
+        raise EnvironmentLoadError(f'create_environment.env_name: {name} expects a name, found '
+                                   f'{env_name}; to load an environment from its class or function, set '
+                                   'create_environment.env_load_fn = @suite_gym.load')
     if 'batch_size' in accepts:
         if 'vector_env' in accepts:
             env = env_load_fn(env_name, batch_size=count, vector_env=vector_env)
         else:
             if not nonparallel:
-                _log.info('%s creates its own batch of environments, in this process', _function_name(env_load_fn))
+                _log.info('%s creates its own batch of environments, in this process', name)
             env = env_load_fn(env_name, batch_size=count)
         if not isinstance(env, AlfEnvironment) or env.batch_size != count:
-            raise EnvironmentLoadError(f'{_function_name(env_load_fn)}: expected an AlfEnvironment of batch size '
+            raise EnvironmentLoadError(f'{name}: expected an AlfEnvironment of batch size '
                                        f'{count}, found {env}')
         return env
     first = run_context.first_environment()
@@ -177,9 +182,9 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
         if all(isinstance(env, gymnasium.Env) for env in envs):
             return suite_gym.wrap_env([_ExistingFirst(env, env_fn) for env, env_fn in zip(envs, env_fns)],
                                       vector_env=vector_env)
-        raise EnvironmentLoadError(f'{_function_name(env_load_fn)}: expected a gymnasium.Env or an AlfEnvironment, '
+        raise EnvironmentLoadError(f'{name}: expected a gymnasium.Env or an AlfEnvironment, '
                                    f'found a {type(envs[0]).__name__}')
-    return suite_gym.wrap_env([partial(_gym_env, env_fn, _function_name(env_load_fn)) for env_fn in env_fns],
+    return suite_gym.wrap_env([partial(_gym_env, env_fn, name) for env_fn in env_fns],
                               vector_env=vector_env)
 
 
@@ -211,7 +216,7 @@ def _may_render(function: EnvLoadFn) -> bool:
             parameter is not None and parameter.default not in (None, inspect.Parameter.empty)):
         return False
     with contextlib.suppress(ValueError):  # it is not bound
-        gin.query_parameter(f'{_function_name(function)}.render_mode')
+        gin.query_parameter(f'{gym_make.function_name(function)}.render_mode')
         return False
     return True
 
@@ -222,14 +227,8 @@ def _accepted_arguments(function: Callable[..., Any]) -> set[str]:
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-def _function_name(function: Any) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return f'{getattr(function, "__module__", "")}.{getattr(function, "__name__", function)}'
-
-
 @gin_utils.configurable
-def load_with_random_max_episode_steps(env_name: str, env_load_fn: EnvLoadFn = suite_gym.load, min_steps: int = 200,
+def load_with_random_max_episode_steps(env_name: Any, env_load_fn: EnvLoadFn = suite_gym.load, min_steps: int = 200,
                                        max_steps: int = 250, batch_size: int = 1,
                                        vector_env: VectorEnvCtor = SerialVectorEnv,
                                        seed: int | None = None) -> AlfEnvironment:

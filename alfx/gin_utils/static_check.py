@@ -128,6 +128,8 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
         if getattr(found, '__module__', '') == module and not module.startswith('alfx.'):
             return f"write '{module}.{name}', or decorate it with @alfx.gin_utils.configurable"
     inside = sys.modules.get('.'.join(modules))
+    if inside is not None and hasattr(inside, name):
+        return f'confs cannot name this {type(getattr(inside, name)).__name__}; write a function that calls it'
     if inside is not None and (near := hint_nearest(name, dir(inside))):
         return near
     names = registry.registered_selectors()

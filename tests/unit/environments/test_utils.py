@@ -9,7 +9,7 @@ import torch
 from helpers.gym_environments import ChainEnv, CountEnv, RaisingEnv
 
 from alfx import gin_utils
-from alfx.environments import rendering, suite_gym, suite_unittest
+from alfx.environments import rendering, suite_goals, suite_gym, suite_unittest
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment,
                                             MultitaskWrapper)
@@ -128,6 +128,16 @@ class TestCreateEnvironment:
         env = create_environment(num_parallel_environments=2, nonparallel=True,
                                  batched_wrappers=[ActionObservationWrapper])
         assert set(env.observation_spec()) == {'observation', 'prev_action'}
+
+    def test_a_class_needs_a_function_that_loads_classes(self):
+        with pytest.raises(EnvironmentLoadError, match='suite_goals.load expects a name, found.*@suite_gym.load'):
+            create_environment(CountEnv, env_load_fn=suite_goals.load, nonparallel=True)
+
+    def test_an_existing_environment_stays_in_this_process(self):
+        env = gymnasium.make('CartPole-v1')
+        with pytest.raises(EnvironmentLoadError, match='cannot be stepped in another process; pass a list'):
+            suite_gym.wrap_env(env, vector_env=partial(ProcessVectorEnv, max_restarts=1))
+        assert suite_gym.wrap_env(env).reset().is_first()
 
     def test_another_constructor_of_the_parallel_environment(self):
         env = create_environment(num_parallel_environments=2, parallel_environment_ctor=SerialVectorEnv)

@@ -590,6 +590,11 @@ def test_a_name_from_a_module_that_cannot_be_imported_gives_the_reason():
     assert static_check.describe_missing('Engin', reasons) == "did you mean 'Engine'?"
 
 
+def test_an_object_that_confs_cannot_name_is_described():
+    assert static_check.describe_missing('os.environ', {}) == (
+        'confs cannot name this _Environ; write a function that calls it')
+
+
 # Errors while building --------------------------------------------------------------------------------------------
 
 
