@@ -135,7 +135,8 @@ def _common(datasets: Sequence[Any]) -> dict[str, Any]:
     common = {key: value for key, value in datasets[0].about.items()
               if all(dataset.about.get(key) == value for dataset in datasets)}
     for key in ('specs', 'reference_returns', 'action_bounds'):
-        if found := [dataset.about[key] for dataset in datasets if dataset.about.get(key)]:
+        found = [dataset.about[key] for dataset in datasets if dataset.about.get(key)]
+        if found and (key != 'reference_returns' or all(x == found[0] for x in found)):
             common[key] = found[0]
     if names := [dataset.about['env_name'] for dataset in datasets if 'env_name' in dataset.about]:
         common['env_name'] = ', '.join(dict.fromkeys(names))

@@ -72,7 +72,8 @@ class Priorities(SharedArrays):
         slots = self._rings.slots(positions, env_ids)
         self._priorities[slots] = priorities
         if self._period and self._newest[2] % self._period == 0:
-            self._newest[0] = self._priorities.max()
+            stored = self._priorities[self._rings.slots_between(self._rings.first(), self._rings.positions())]
+            self._newest[0] = stored.max() if len(stored) else self._newest[0]
         drawable = (positions >= self._first[env_ids]) & (positions < self._end[env_ids])
         if not drawable.all():
             slots = slots[drawable]

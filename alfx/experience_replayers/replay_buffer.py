@@ -271,7 +271,8 @@ class ReplayBuffer(RingBuffer):
                 before.
 
         Raises:
-            ValueError: the buffer samples uniformly, the shapes differ, or a priority is negative, NaN or infinite.
+            ValueError: the buffer samples uniformly, the shapes differ, there is no such environment, or a priority is
+                negative, NaN or infinite.
         """
         if self._priorities is None:
             raise ValueError(f'{self.name}.update_priority: expected a buffer with prioritized_sampling = True, found '
@@ -284,7 +285,8 @@ class ReplayBuffer(RingBuffer):
         if values.size and not (values.min() >= 0 and values.max() < np.inf):
             bad = [float(x) for x in values if not 0 <= x < np.inf][:5]
             raise ValueError(f'{self.name}.update_priority: expected finite priorities of at least 0, found {bad}')
-        self._priorities.update(env_ids.cpu().numpy(), positions.cpu().numpy(), values)
+        envs = self._checked_range('update_priority', env_ids)
+        self._priorities.update(envs, positions.cpu().numpy(), values)
 
     @atomic
     def gather_all(self, ignore_earliest_frames: bool = False) -> tuple[NestedTensor, BatchInfo]:

@@ -108,8 +108,12 @@ class RingBuffer:
 
         Returns:
             int64, the same shape and device.
+
+        Raises:
+            ValueError: there is no such environment.
         """
         rings = self._rings
+        self._checked_range('earliest_positions', env_ids)
         if rings.lockstep:
             return torch.full_like(env_ids, rings.pos - rings.size)
         return torch.from_numpy(rings.first()).to(env_ids.device)[env_ids]
@@ -288,11 +292,12 @@ class RingBuffer:
         check_consistent(values, spec, 1, f'{where}: {field}')
         envs, steps = self._held('set_field', env_ids, positions)
         chosen = nest.flatten(nest.get_field(self._leaf_indices, field) if field else self._leaf_indices)
-        slots = torch.from_numpy(self._rings.slots(steps, envs))
-        for leaf, new in zip(chosen, nest.flatten(values)):
-            if new.shape[0] != len(steps) or steps.ndim != 1:
+        slots, leaves = torch.from_numpy(self._rings.slots(steps, envs)), nest.flatten(values)
+        for new in leaves:
+            if steps.ndim != 1 or new.shape[0] != len(steps):
                 raise SpecError(f'{where}: {field}: expected [B, ...] with the B of env_ids and positions, found '
                                 f'{tuple(new.shape)}, {tuple(env_ids.shape)} and {tuple(positions.shape)}')
+        for leaf, new in zip(chosen, leaves):
             self._store.write_leaf(leaf, slots, new)
         self._changed(chosen, np.unique(envs))
 
@@ -303,7 +308,7 @@ class RingBuffer:
         """
         found = [(path.split('.'), leaf) for path, leaf in nest.flatten_with_path(self._leaf_indices)]
         found = [(path, leaf) for path, leaf in found if path[-1] == field]
-        found.sort(key=lambda item: (len(item[0]), item[0][:-1] != ['time_step']))
+        found.sort(key=lambda item: (item[0][:-1] != ['time_step'], len(item[0])))
         return found[0][1] if found else None
 
     def _check_env_ids(self, env_ids: Tensor) -> np.ndarray:
@@ -356,16 +361,20 @@ class RingBuffer:
 
         return nest.map_structure(read, leaves)
 
+    def _checked_range(self, method: str, env_ids: Tensor) -> np.ndarray:
+        envs = env_ids.cpu().numpy()
+        if envs.size and (envs.min() < 0 or envs.max() >= self.num_environments):
+            raise ValueError(f'{self.name}.{method}: expected environment ids from 0 to {self.num_environments - 1}, '
+                             f'found {int(envs.min())} to {int(envs.max())}')
+        return envs
+
     def _held(self, method: str, env_ids: Tensor, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Return environments and positions as arrays of one shape.
 
         Raises:
             ValueError: a step is not in the buffer.
         """
-        envs, steps = np.broadcast_arrays(env_ids.cpu().numpy(), positions.cpu().numpy())
-        if envs.size and (envs.min() < 0 or envs.max() >= self.num_environments):
-            raise ValueError(f'{self.name}.{method}: expected environment ids from 0 to {self.num_environments - 1}, '
-                             f'found {int(envs.min())} to {int(envs.max())}')
+        envs, steps = np.broadcast_arrays(self._checked_range(method, env_ids), positions.cpu().numpy())
         if not self._rings.holds(steps, envs).all():
             first = self._rings.first()[envs]
             raise ValueError(f'{self.name}.{method}: expected positions in the buffer, from {int(first.min())} to '

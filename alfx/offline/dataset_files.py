@@ -80,11 +80,15 @@ def check_alike(datasets: Sequence[Dataset]) -> None:
         DatasetError: the message names the first difference.
     """
     def describe(dataset: Dataset) -> dict[str, str]:
+        recorded = dataset.about.get('specs', {}).get('action', {})
+        bounds = {path: [np.broadcast_to(spec[bound], spec['shape']).tolist() for bound in ('minimum', 'maximum')]
+                  for path, spec in recorded.items() if 'float' in spec['dtype'] and 'minimum' in spec}
         units = {f'the range of action {path or "values"}': f'from {low} to {high}'
-                 for path, (low, high) in dataset.about.get('action_bounds', {}).items()
+                 for path, (low, high) in (bounds | dataset.about.get('action_bounds', {})).items()
                  if set(np.ravel(low)) != {-1.0} or set(np.ravel(high)) != {1.0}}  # [-1, 1] is the default
         units |= {f'the layout of observation {path}': '(H, W, C)' for path in dataset.about.get('channels_last', ())}
-        return {**{name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}, **units}
+        return {**{name: f'{"float" if x.dtype.kind == "f" else x.dtype} {x.shape[1:]}'
+                   for name, x in arrays_of(dataset.episodes).items()}, **units}
 
     first = describe(datasets[0])
     for dataset in datasets[1:]:

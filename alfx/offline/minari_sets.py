@@ -96,9 +96,9 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
         raise DatasetError(f'{name}: episode {number}: expected {count + 1} observations for {count} actions, found '
                            f'{count}: the last one, after the last action, is missing',
                            'record the dataset with Minari 0.5 or newer, or choose another dataset')
-    if not count or wrong or np.any(np.asarray(episode.terminations[:-1])):
+    if not count or wrong or np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
         raise DatasetError(f'{name}: episode {number}: expected T + 1 observations, T actions and T rewards, and no '
-                           f'termination before its end; found {count} rewards' +
+                           f'termination or truncation before its end; found {count} rewards' +
                            ''.join(f', {n} of {what.strip()}' for what, n in wrong.items()), 'remove or split it')
     if episode.terminations[-1]:
         discount[-1] = 0.0
@@ -107,7 +107,7 @@ def _episode(name: str, number: int, episode: Any, left_out: Sequence[str]) -> E
 
 def _bounds(space: Any) -> dict[str, list[Any]]:
     """Return the lower and upper bounds of the continuous actions with finite bounds, by path."""
-    from alfx.environments.spaces import action_spec_from_gym_space
-    leaves = nest.flatten_with_path(action_spec_from_gym_space(space))
+    from alfx.environments.spaces import tensor_spec_from_gym_space
+    leaves = nest.flatten_with_path(tensor_spec_from_gym_space(space))
     return {path: [np.broadcast_to(x, spec.shape).tolist() for x in (spec.minimum, spec.maximum)]
             for path, spec in leaves if spec.is_continuous and spec.is_bounded()}

@@ -20,7 +20,7 @@ def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
         ``fields``, or ``['']`` for the observation itself.
 
     Raises:
-        SpecError: a field does not exist or is a nest.
+        SpecError: a field does not exist, is a nest or occurs twice.
     """
     if fields is None:
         if nest.is_nested(observation_spec):
@@ -29,6 +29,8 @@ def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optiona
         return ['']
     if isinstance(fields, str):
         raise SpecError(f'{owner}.fields: expected a list of paths, found {fields!r}; write [{fields!r}]')
+    if len(set(fields)) < len(fields):
+        raise SpecError(f'{owner}.fields: expected each field once, found {list(fields)}')
     for field in fields:
         try:
             part = nest.get_field(observation_spec, nest.locate_field(observation_spec, field))

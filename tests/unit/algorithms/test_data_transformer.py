@@ -173,6 +173,10 @@ class TestFields:
         with pytest.raises(SpecError, match=r'camera.front'):
             cls(NESTED, fields=['camera'])
 
+    def test_a_field_named_twice_is_an_error(self, cls):
+        with pytest.raises(SpecError, match=rf'{cls.__name__}.fields: expected each field once'):
+            cls(NESTED, fields=['camera.front', 'camera.front'])
+
     def test_one_string_is_an_error(self, cls):
         with pytest.raises(SpecError, match=r"write \['speed'\]"):
             cls(NESTED, fields='speed')

@@ -105,6 +105,27 @@ def test_datasets_with_other_action_units_are_not_joined(run, tmp_path):
                                         'is not given'):
         run('mix', own, torques, output=str(tmp_path / 'mixed'))
     assert not (tmp_path / 'mixed').exists()
+    spec = {'shape': [1], 'dtype': 'float32', 'minimum': -2.0, 'maximum': 2.0}
+    recorded = write(tmp_path / 'recorded', specs={
+        'observation': {'': {'shape': [2], 'dtype': 'float32'}}, 'action': {'': spec},
+        'reward': {'': {'shape': [], 'dtype': 'float32'}}})
+    run('mix', torques, recorded, output=str(tmp_path / 'both'), overwrite=True)
+    with pytest.raises(ConfError, match=r'recorded: the range of action values is from \[-2.0\] to \[2.0\], in .*own'):
+        run('mix', own, recorded, output=str(tmp_path / 'mixed'))
+
+
+def test_datasets_with_floats_of_other_widths_are_joined(run, tmp_path):
+    first, second = write(tmp_path / 'a'), str(tmp_path / 'b')
+    episodes = dataset_folder.read(first).episodes
+    dataset_folder.write(second, episodes._replace(reward=episodes.reward.astype(np.float64)), {})
+    run('mix', first, second, output=str(tmp_path / 'both'))
+    assert returns_of(tmp_path / 'both') == [1.0, 2.0, 3.0, 4.0] * 2
+
+
+def test_contradicting_reference_returns_are_not_kept(run, tmp_path):
+    first, second = (write(tmp_path / name, reference_returns=[0.0, best]) for name, best in (('a', 5.0), ('b', 7.0)))
+    run('mix', first, second, output=str(tmp_path / 'both'))
+    assert dataset_folder.read(str(tmp_path / 'both')).reference_returns() is None
 
 
 def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
@@ -120,7 +141,7 @@ def test_valid_and_damaged_datasets_are_distinguished(run, tmp_path):
     (['filter', 'a'], dict(output='c'), 'no criterion is given'),
     (['filter', 'a'], dict(output='c', min_return=99.0), 'no episode is left'),
     (['convert', 'a'], dict(output='b'), 'already'),
-    (['mix', 'a', 'wide'], dict(output='c'), r'wide: observation is float32 \(3,\), in a it is float32 \(2,\)'),
+    (['mix', 'a', 'wide'], dict(output='c'), r'wide: observation is float \(3,\), in a it is float \(2,\)'),
     (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a larger return of an expert'),
     (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a larger return of an expert'),
     (['convert', 'file'], dict(output='c'), 'file: .*use a checkpoint'),

@@ -167,6 +167,23 @@ def test_a_field_can_be_overwritten_and_episodes_follow():
         buffer.set_field('rewards', torch.tensor([0]), torch.tensor([4]), torch.ones(1))
 
 
+def test_a_field_of_a_nest_is_overwritten_as_a_whole_or_not_at_all():
+    spec = {'a': TensorSpec(()), 'b': TensorSpec(())}
+    buffer = ReplayBuffer(spec, 1, 4)
+    buffer.add_sequence({'a': torch.zeros(2, 1), 'b': torch.zeros(2, 1)})
+    with pytest.raises(SpecError, match=r'expected \[B, ...\] with the B of env_ids'):
+        buffer.set_field('', torch.tensor([0, 0]), torch.tensor([0, 1]), {'a': torch.ones(2), 'b': torch.ones(1)})
+    assert not buffer.gather_all()[0]['a'].any()
+
+
+def test_returns_are_those_of_the_time_step():
+    spec = {'reward': TensorSpec(()), 'time_step': SPEC}
+    buffer = ReplayBuffer(spec, 1, 4, record_episodic_return=True, gamma=1.0)
+    steps = time_steps(FIRST, MID, LAST)._replace(discount=torch.tensor([[1.0], [1.0], [0.0]]))
+    buffer.add_sequence({'reward': torch.full((3, 1), 100.0), 'time_step': steps})
+    assert buffer.gather_all()[1].discounted_return.tolist() == [[2.0, 1.0, 0.0]]
+
+
 def test_a_buffer_created_with_false_cannot_be_made_to_keep_episodes():
     buffer = ReplayBuffer(SPEC, 1, 6, keep_episodic_info=False)
     buffer.keep_episodic_info = False

@@ -205,6 +205,25 @@ def test_new_steps_get_the_largest_stored_priority_at_every_third_update():
         assert new_priority(one) == 4.0  # a larger one was set
 
 
+def test_removed_steps_do_not_count_for_the_largest_stored_priority():
+    buffer = filled(4, new_priority_period=2)
+    set_priorities(buffer, {3: 9.0, 0: 1.0, 1: 1.0, 2: 1.0})
+    buffer.drop_newest(torch.tensor([0]))
+    set_priorities(buffer, {0: 0.5})
+    buffer.add_batch(torch.tensor([0]))
+    assert shares(buffer)[0, 3][1] == pytest.approx(1.0 / (3.5 / 4))
+
+
+def test_priorities_of_unknown_environments_are_rejected():
+    buffer = filled(4, envs=2)
+    for env in (-1, 2):
+        with pytest.raises(ValueError, match=f'update_priority: expected environment ids from 0 to 1, found {env}'):
+            set_priorities(buffer, {2: 9.0}, env)
+        with pytest.raises(ValueError, match='earliest_positions: expected environment ids from 0 to 1'):
+            buffer.earliest_positions(torch.tensor([env]))
+    assert set(buffer.get_batch(50, 1)[1].importance_weights.tolist()) == {1.0}
+
+
 def test_state_without_a_number_of_updates_can_be_loaded():
     buffer = filled(4, enable_checkpoint=True)
     state = copy.deepcopy(buffer.state_dict())

@@ -226,7 +226,24 @@ def test_rewards_in_columns_are_numbers_and_a_last_observation_is_needed(tmp_pat
 
 class Short:
     observations, actions, rewards = np.zeros((3, 2)), np.zeros(3, int), [0.0] * 3
-    terminations = [False, False, True]
+    terminations, truncations = [False, False, True], [False] * 3
+
+
+class Cut(Short):
+    observations, truncations = np.zeros((4, 2)), [False, True, False]
+
+
+def test_an_episode_of_minari_with_a_truncation_inside_is_rejected():
+    from alfx.offline import minari_sets
+    with pytest.raises(DatasetError, match='episode 0: expected .* no termination or truncation before its end'):
+        minari_sets._episode('x', 0, Cut(), ())
+
+
+def test_actions_of_minari_may_be_bounded_in_part():
+    from alfx.offline import minari_sets
+    space = gymnasium.spaces.Dict({'mixed': gymnasium.spaces.Box(np.array([-1.0, -np.inf]), np.array([1.0, np.inf])),
+                                   'torque': gymnasium.spaces.Box(-2, 2, (1, )), 'gear': gymnasium.spaces.Discrete(3)})
+    assert minari_sets._bounds(space) == {'torque': [[-2.0], [2.0]]}
 
 
 @ignores_warnings
