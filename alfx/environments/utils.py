@@ -167,8 +167,7 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
                 _log.info('%s creates its own batch of environments, in this process', name)
             env = env_load_fn(env_name, batch_size=count)
         if not isinstance(env, AlfEnvironment) or env.batch_size != count:
-            raise EnvironmentLoadError(f'{name}: expected an AlfEnvironment of batch size '
-                                       f'{count}, found {env}')
+            raise EnvironmentLoadError(f'{name}: expected an AlfEnvironment of batch size {count}, found {env}')
         return env
     first = run_context.first_environment()
     env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {}))
@@ -184,8 +183,7 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
                                       vector_env=vector_env)
         raise EnvironmentLoadError(f'{name}: expected a gymnasium.Env or an AlfEnvironment, '
                                    f'found a {type(envs[0]).__name__}')
-    return suite_gym.wrap_env([partial(_gym_env, env_fn, name) for env_fn in env_fns],
-                              vector_env=vector_env)
+    return suite_gym.wrap_env([partial(_gym_env, env_fn, name) for env_fn in env_fns], vector_env=vector_env)
 
 
 class _ExistingFirst:

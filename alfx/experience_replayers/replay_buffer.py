@@ -285,8 +285,7 @@ class ReplayBuffer(RingBuffer):
         if values.size and not (values.min() >= 0 and values.max() < np.inf):
             bad = [float(x) for x in values if not 0 <= x < np.inf][:5]
             raise ValueError(f'{self.name}.update_priority: expected finite priorities of at least 0, found {bad}')
-        envs = self._checked_range('update_priority', env_ids)
-        self._priorities.update(envs, positions.cpu().numpy(), values)
+        self._priorities.update(self._checked_range('update_priority', env_ids), positions.cpu().numpy(), values)
 
     @atomic
     def gather_all(self, ignore_earliest_frames: bool = False) -> tuple[NestedTensor, BatchInfo]:

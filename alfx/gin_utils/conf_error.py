@@ -86,5 +86,5 @@ def hint_nearest(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> s
 
 
 def plain_text(error: BaseException) -> str:
-    """Return the text of an error without the 'In call to configurable ...' that gin appends at every level."""
-    return re.sub(r"\n  In call to configurable '[^\n]*", '', str(error))
+    """Return the text of an error without the lines that gin appends at every level."""
+    return re.sub(r'\n  (In call to configurable|No values supplied|Gin had values|Caller supplied) .*', '', str(error))

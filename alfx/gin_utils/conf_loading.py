@@ -10,6 +10,7 @@ import logging
 import os
 import pkgutil
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
@@ -324,7 +325,9 @@ def _failed_import(module: str, error: BaseException, folder: Optional[str]) -> 
     """Return the message and the hint for a module, found in a folder, that failed while it was imported."""
     if isinstance(error, SyntaxError):
         return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames, library = traceback.extract_tb(error.__traceback__), sysconfig.get_path('stdlib')
+    own = [x for x in frames if 'site-packages' not in x.filename and not x.filename.startswith((library, '<'))]
+    frame = (own or frames)[-1]
     place = f'{frame.filename}:{frame.lineno}'
     if isinstance(error, SystemExit):
         return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",

@@ -175,6 +175,8 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
         return f'{inner[0].text} at {inner[0].location} overrides it: change that binding'
     if scopes:
         return f'the code that constructs {name} sets {binding.name} itself, or an inner scope overrides it'
+    if name == 'Search':
+        return "this is the conf of a search: start it with 'alfx search'"
     others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})
     return f'{name} is never constructed' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.9)) else '')
 

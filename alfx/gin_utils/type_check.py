@@ -165,7 +165,8 @@ def _fit_made(value: Reference, annotation: Any) -> Any:
     base: Any = typing.get_origin(annotation) or annotation
     if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
         return value
-    hint = f'{value!r} creates an instance of {made.__name__}'
+    advice = f'; write ({value!r},) for a tuple of one' if base is collections.abc.Sequence else ''
+    hint = f'{value!r} creates an instance of {made.__name__}{advice}'
     if base is collections.abc.Callable:
         return _require(reference_types.is_callable(made), value, hint)
     if base is float:

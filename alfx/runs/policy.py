@@ -174,7 +174,7 @@ class Policy:
                 tensor = tensor.movedim(-1, -3)
             if tensor.shape != (*batch, *spec.shape):
                 what = f'{self._batch_size} observations' if batch else 'a single observation'
-                raise SpecError(f'{name}: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
+                raise SpecError(f'{name}: expected shape {(*batch, *spec.shape)}, found {tuple(tensor.shape)}; predict '
                                 f'takes {what} (batch_size of load), after the wrappers of the conf')
             return _checked(name, tensor if batch else tensor.unsqueeze(0), spec)
 

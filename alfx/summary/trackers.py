@@ -179,7 +179,9 @@ class Trackers:
         for name in names:
             if name in TRACKERS:
                 try:
-                    self._trackers[name] = TRACKERS[name](root_dir, known.get(name))
+                    self._trackers[name] = tracker = TRACKERS[name](root_dir, known.get(name))
+                    if not isinstance(getattr(tracker, 'run_id', None), str):
+                        raise TypeError(f'{type(tracker).__name__}.__init__ has to set run_id to a string')
                 except Exception as error:  # third-party code may raise anything; nothing is lost at the start
                     raise ConfError(f"TrainerConfig.loggers: '{name}' cannot be started: {error}") from error
         if self._trackers:

@@ -9,6 +9,7 @@ import alfx
 from alfx.checkpoints.module_states import check_plain
 from alfx.config import TrainerConfig
 from alfx.gin_utils import ConfError
+from alfx.gin_utils.conf_error import hint_nearest
 from alfx.gin_utils.value_checks import describe, problem_at
 from alfx.runs.callbacks import Callback, Episode, EpisodeLog, TrainingRun
 from alfx.trainers.reset_networks import ResetNetworks
@@ -152,6 +153,10 @@ def _by_name(given: Any) -> dict[str, Callback]:
             raise ConfError([problem_at('TrainerConfig', 'callbacks', f'contains {describe(callback)}, which is not a '
                                         'callback', 'derive its class from alfx.runs.callbacks.Callback')])
         name = type(callback).__name__
+        hooks = [hook for hook in vars(Callback) if hook.startswith('on_')]
+        for other in {hook for hook in dir(callback) if hook.startswith('on_')} - {*hooks}:
+            if near := hint_nearest(other, hooks, 0.8):
+                raise ConfError([problem_at('TrainerConfig', 'callbacks', f'{name}.{other} is not a hook', near)])
         number = sum(type(other).__name__ == name for other in found.values()) + 1
         if isinstance(callback, EpisodeLog) and callback.file in [getattr(x, 'file', '') for x in found.values()]:
             raise ConfError([problem_at('TrainerConfig', 'callbacks', f'contains two callbacks with the file '

@@ -545,6 +545,8 @@ def test_a_module_that_does_not_exist_is_reported(conf):
 @pytest.mark.parametrize('code, expected', [
     ('def broken(:\n', "cannot import 'broken_by_{}': SyntaxError: invalid syntax\n  see "),
     ('x = 1\nraise KeyError("wheel")', "importing 'broken_by_{}' fails: KeyError: 'wheel'\n  see "),
+    ('import json\n\njson.loads("{")', "importing 'broken_by_{}' fails: JSONDecodeError: Expecting property "),
+    ('import numpy\nnumpy.floa32', "importing 'broken_by_{}' fails: AttributeError: module 'numpy' has no attribute "),
     ('\nimport sys\nsys.exit(0)', "importing 'broken_by_{}' ends the program: it calls sys.exit(0)\n  see "),
 ])
 def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_path, monkeypatch, code, expected):
@@ -596,6 +598,22 @@ def test_an_object_that_confs_cannot_name_is_described():
 
 
 # Errors while building --------------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_own_code_forgets_is_not_blamed_on_the_conf(conf):
+    @configurable('Frame', module='toys')
+    class Frame:
+        def __init__(self, wheels, color):
+            pass
+
+    @configurable('Bike', module='toys')
+    class Bike(Frame):
+        def __init__(self, color='red'):
+            super().__init__(color=color)
+
+    gin_utils.load(conf("Bike.color = 'green'"))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'wheels'"):
+        Bike()
 
 
 def test_a_value_out_of_range_points_at_its_line(conf):
@@ -714,6 +732,7 @@ def rejection(conf_file, params=(), **kwargs):
     ('Engine.power = 3', 'front/Engine.power at base.gin:3 overrides it: change that binding'),
     ('drive.optimizer = 3', 'drive is never constructed'),
     ('Engines.depth = 3', "Engines is never constructed: did you mean 'Engine'?"),
+    ('Search.num_trials = 3', "this is the conf of a search: start it with 'alfx search'"),
 ])
 def test_an_unused_user_binding_ends_the_run_with_a_suggestion(conf, line, hint):
     """End the run if a binding of the user is unused, and suggest the nearest used one."""

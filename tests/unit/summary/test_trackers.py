@@ -116,6 +116,14 @@ def test_a_server_that_does_not_answer_is_named_before_the_run(monkeypatch, name
     trackers.check_servers(['tensorboard', name])  # both write to files by default
 
 
+@pytest.mark.parametrize('attributes', [{}, {'run_id': 3}])
+def test_a_tracker_without_a_run_id_is_rejected(tmp_path, monkeypatch, attributes):
+    own = type('Own', (), {'__init__': lambda self, root_dir, known_as: None, **attributes})
+    monkeypatch.setitem(trackers.TRACKERS, 'own', own)
+    with pytest.raises(ConfError, match="'own' cannot be started: Own.__init__ has to set run_id to a string"):
+        trackers.Trackers(['own'], str(tmp_path))
+
+
 def test_a_tracker_that_cannot_start_ends_the_run_before_training(recorders, tmp_path, monkeypatch):
     def fail(root_dir, known_as):
         raise OSError('no server')

@@ -205,10 +205,19 @@ def test_the_training_is_saved_although_a_state_cannot_be(tmp_path):
     assert 'ckpt-2' in os.listdir(tmp_path / 'train/algorithm/crash')
 
 
+class Misspelled(Callback):
+    def on_iteraton_end(self, run):
+        pass
+
+    def on_full_moon(self):
+        """A method of its own."""
+
+
 @pytest.mark.parametrize('callbacks, params, message', [
     ([Counter(), 3], {}, 'contains int 3, which is not a callback'),
     ([Counter(), KeepBestCheckpoint()], {'evaluate': False}, 'KeepBestCheckpoint, whose on_evaluation_end would never'),
     ([EpisodeLog(), EpisodeLog()], {}, 'two callbacks with the file episodes.csv'),
+    ([Misspelled()], {}, "Misspelled.on_iteraton_end is not a hook\n  did you mean 'on_iteration_end'"),
 ])
 def test_callbacks_that_cannot_work_are_rejected(tmp_path, callbacks, params, message):
     with pytest.raises(ConfError, match=message):
