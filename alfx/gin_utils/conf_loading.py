@@ -325,10 +325,10 @@ def _failed_import(module: str, error: BaseException, folder: Optional[str]) -> 
     """Return the message and the hint for a module, found in a folder, that failed while it was imported."""
     if isinstance(error, SyntaxError):
         return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
-    frames, library = traceback.extract_tb(error.__traceback__), sysconfig.get_path('stdlib')
-    own = [x for x in frames if 'site-packages' not in x.filename and not x.filename.startswith((library, '<'))]
-    frame = (own or frames)[-1]
-    place = f'{frame.filename}:{frame.lineno}'
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = sysconfig.get_path('stdlib'), os.path.dirname(os.path.dirname(__file__)), '<'
+    own = [x for x in frames if 'site-packages' not in x.filename and not x.filename.startswith(libraries)]
+    place = '{0.filename}:{0.lineno}'.format((own or frames)[-1])
     if isinstance(error, SystemExit):
         return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
                 f"see {place}; move the code of the program below: if __name__ == '__main__':")

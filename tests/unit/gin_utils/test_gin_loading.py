@@ -558,6 +558,14 @@ def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_
     assert message.startswith('car.gin:2: ' + expected.format(number)) and f'broken_by_{number}.py:{line}' in message
 
 
+def test_an_installed_module_that_cannot_be_run_is_reported_at_its_line(conf, tmp_path, monkeypatch):
+    folder = tmp_path / 'site-packages'
+    folder.mkdir()
+    (folder / 'broken_when_installed.py').write_text('x = 1\nx.y')
+    monkeypatch.syspath_prepend(str(folder))
+    assert 'broken_when_installed.py:2' in message_of(conf('import broken_when_installed'))
+
+
 def test_dynamic_registration_is_rejected_by_name(conf):
     message = message_of(conf('from __gin__ import dynamic_registration'))
     assert 'car.gin:1' in message and 'dynamic_registration' in message and 'not supported' in message
