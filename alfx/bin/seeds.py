@@ -81,8 +81,7 @@ def train(root_dir: str) -> int:
     for name in ('plot', 'report'):
         print(f'  {name + ":":8}{command.command_of(name)} {shlex.quote(root_dir)}/seed-*')
     if waiting or any(process.returncode for process in all_runs):
-        given = sys.argv[1:] if FLAGS.root_dir else command.with_flags(sys.argv[1:], '--root_dir', root_dir)
-        print(f'to resume: {command.command_of("train", *given)}')
+        print(f'to resume: {command.command_of("train", *command.with_flags(sys.argv[1:], "--root_dir", root_dir))}')
     return launch.exit_code([process.returncode for process in all_runs], received)
 
 

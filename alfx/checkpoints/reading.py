@@ -91,7 +91,7 @@ def read_states(path: str, with_replay: bool) -> dict[str, Any]:
                 raise Damaged('it belongs to another checkpoint')
         return put_replay_in(states, _read_content(f'{path}.replay')['modules'])
     except FileNotFoundError:
-        logger.warning('%s has no replay buffer (only the latest checkpoints have one): it is empty now', path)
+        logger.warning('the replay buffer is empty: %s.replay is missing (only the latest checkpoints have one)', path)
     except (Damaged, OSError) as error:
         logger.warning('the replay buffer in %s.replay is not loaded, the file is damaged: %s', path, error)
     return states

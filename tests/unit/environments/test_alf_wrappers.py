@@ -65,7 +65,7 @@ class TestLimits:
         assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
         torch.testing.assert_close(steps.discount[3], torch.tensor([0.9, 0.9]))
 
-    def test_a_limit_around_environments_that_cannot_be_reset_alone_is_rejected(self):
+    def test_a_limit_around_environments_without_single_resets_is_rejected(self):
         class Together(PolicyUnittestEnv):
             request_reset = AlfEnvironment.request_reset
 
