@@ -80,7 +80,7 @@ def _made_by(ctor: EnvCtor, max_episode_steps: int | None, render_mode: str | No
 
 
 def function_name(function: Any) -> str:
-    """Return the module and the name of a function, or of the one that a partial function calls."""
+    """Return the module and the name of a function, for a partial object those of the function that it calls."""
     while isinstance(function, partial):
         function = function.func
     return f'{getattr(function, "__module__", "")}.{getattr(function, "__name__", function)}'
