@@ -66,11 +66,11 @@ class TestLimits:
         torch.testing.assert_close(steps.discount[3], torch.tensor([0.9, 0.9]))
 
     def test_a_limit_around_environments_without_single_resets_is_rejected(self):
-        class Together(PolicyUnittestEnv):
+        class Unresettable(PolicyUnittestEnv):
             request_reset = AlfEnvironment.request_reset
 
         with pytest.raises(EnvironmentLoadError, match='TimeLimit: .* cannot end the episodes of some environments'):
-            TimeLimit(BatchEnvironmentWrapper([Together(1, 3), Together(1, 3)]), 2)
+            TimeLimit(BatchEnvironmentWrapper([Unresettable(1, 3), Unresettable(1, 3)]), 2)
 
     def test_an_end_of_the_environment_itself_is_kept(self):
         steps = record(TimeLimit(ValueUnittestEnv(2, 3), 5), 5)
