@@ -174,6 +174,7 @@ def _lines(params: Mapping[str, Any] | Sequence[str]) -> tuple[list[str], Sequen
     callbacks: Sequence[Any] = ()
     if isinstance(params, Mapping):
         given = params.get(_CALLBACKS, ())
+        given = [given] if isinstance(given, Callback) else given
         if isinstance(given, (list, tuple)) and any(isinstance(callback, Callback) for callback in given):
             callbacks, params = given, {name: value for name, value in params.items() if name != _CALLBACKS}
         main = None if processes.lost_program() else program_module() or None

@@ -30,7 +30,8 @@ from alfx.engine.plan import backends, torch_internals  # noqa: E402
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
-hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None,
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])  # on a busy machine
 hypothesis.settings.load_profile('alfx')
 
 

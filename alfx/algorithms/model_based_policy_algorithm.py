@@ -43,7 +43,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
     Args:
         observation_spec: float32 ``[D]``.
-        action_spec: spec of one action.
+        action_spec: nest of specs of the action.
         rl_algorithm_cls: learns the policy; off-policy and not recurrent. Called as ``(observation_spec=,
             action_spec=, reward_spec=, config=, debug_summaries=)``.
         reward_spec: rank 0 or 1.

@@ -191,7 +191,8 @@ class WorldModel(LearnsModel):
         dealt = torch.cat((order, order[:1].expand(size * len(elites) - count))).view(size, len(elites))
         rows = order[:1].expand(size).unsqueeze(1).repeat(1, self.dynamics.num_replicas)
         rows[:, elites] = dealt  # [size, n]: the row that each network computes
-        step = self.dynamics.predict_step(TimeStep(prev_action=action[rows]), DynamicsState(feature=observation[rows]))
+        step = self.dynamics.predict_step(TimeStep(prev_action=nest.map_structure(lambda x: x[rows], action)),
+                                          DynamicsState(feature=observation[rows]))
         following = torch.empty_like(observation)
         following[order] = step.output[:, elites].flatten(0, 1)[:count]
         return following

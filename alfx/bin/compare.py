@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     if not argv[1:]:
         raise alfx.gin_utils.ConfError('no run folder is given', 'name at least one')
     groups: dict[str, list[dict[str, Any]]] = {}
-    for folder in map(os.path.expanduser, argv[1:]):
+    for folder in (os.path.normpath(os.path.expanduser(folder)) for folder in argv[1:]):
         if not (found := comparing.groups_in(folder)):
             print(f'{folder}: no progress.csv: not a run folder, or the run has logged nothing yet', file=sys.stderr)
         groups |= {title: [comparing.read_run(root_dir) for root_dir in group] for title, group in found.items()}
@@ -69,7 +69,7 @@ def _cell(value: str | tuple[float, ...], column: str) -> str:
     if isinstance(value, str) or not value:
         return str(value or '-')
     if column == 'seed':
-        return f'{len(value)} seeds' if len(value) > 1 else str(value[0])
+        return f'{len(value)} {"seeds" if len({*value}) == len(value) else "runs"}' if value[1:] else str(value[0])
     center, *ends = (f'{x:,.0f}' if column == 'env steps' else f'{x:,.5g}' for x in value)
     return f'{center} ({" to ".join(ends)})' if ends else center
 

@@ -32,7 +32,8 @@ def main() -> int:
     Returns:
         The exit code.
     """
-    from alfx.runs.evaluator import evaluate
+    from alfx.runs import building
+    from alfx.runs.evaluator import evaluate, evaluate_supervised
     from alfx.runs.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()
     flags.check_output('json')
@@ -44,33 +45,23 @@ def main() -> int:
     if config.ml_type == 'sl':
         if unused := {'num_episodes', 'mode', 'epsilon_greedy', 'num_environments'}.intersection(FLAGS.given):
             raise alfx.gin_utils.ConfError(f'a supervised learning run has no episodes: remove --{min(unused)}')
-        _evaluate_supervised(config, results)
-        return 0
-    env, algorithm = make_policy(root_dir, FLAGS.num_environments, policy_flags.random_seed(), FLAGS.epsilon_greedy,
-                                 renders=False)
-    with env:
+        algorithm = building.create_algorithm(config, None, trains=False)
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
-        if FLAGS.json != '-':
-            print(f'checkpoint {results["checkpoint_step"]}', flush=True)
-        for name, epsilon_greedy in _modes(algorithm, config.epsilon_greedy):
-            results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
-                                      reference or policy_flags.reference_returns_of_run(root_dir))
+        results['measures'] = evaluate_supervised(algorithm, config)
+        for name, value in results['measures'].items() if FLAGS.json != '-' else ():
+            print(f'{name} {value:.6g}')
+    else:
+        env, algorithm = make_policy(root_dir, FLAGS.num_environments, policy_flags.random_seed(),
+                                     FLAGS.epsilon_greedy, renders=False)
+        with env:
+            results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+            if FLAGS.json != '-':
+                print(f'checkpoint {results["checkpoint_step"]}', flush=True)
+            for name, epsilon_greedy in _modes(algorithm, config.epsilon_greedy):
+                results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
+                                          reference or policy_flags.reference_returns_of_run(root_dir))
     _write_json(results)
     return 0
-
-
-def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
-    """Evaluate a supervised algorithm on its test data."""
-    from alfx.runs import building
-    from alfx.runs.evaluator import evaluate_supervised
-    from alfx.runs.playing import load_for_play
-    algorithm = building.create_algorithm(config, None, trains=False)
-    results['checkpoint_step'] = load_for_play(config.root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
-    results['measures'] = evaluate_supervised(algorithm, config)
-    if FLAGS.json != '-':
-        for name, value in results['measures'].items():
-            print(f'{name} {value:.6g}')
-    _write_json(results)
 
 
 def _modes(algorithm: Any, conf_epsilon: float) -> list[tuple[str, float]]:

@@ -132,9 +132,7 @@ class RingBuffer:
             SpecError: ``batch`` does not have the spec of the buffer.
             ValueError: ``env_ids`` are not distinct environments of the buffer.
         """
-        leaves, tree = self._leaves_of(batch)
-        if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
-            self._raise_spec_error('add_batch', batch, 1)
+        leaves = self._leaves_of(batch, 'add_batch', 1)
         size = self.num_environments if env_ids is None else env_ids.numel()
         shapes = self._batch_shapes if size == self.num_environments else [(size, *shape) for shape in self._shapes]
         if [x.shape for x in leaves] != shapes:
@@ -167,9 +165,7 @@ class RingBuffer:
             SpecError: ``batch`` does not have the spec of the buffer.
             ValueError: ``env_ids`` are not distinct environments of the buffer.
         """
-        leaves, tree = self._leaves_of(batch)
-        if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
-            self._raise_spec_error('add_sequence', batch, 2)
+        leaves = self._leaves_of(batch, 'add_sequence', 2)
         num_steps = leaves[0].shape[0] if leaves[0].ndim else 0
         envs = None if env_ids is None else self._check_env_ids(torch.as_tensor(env_ids))
         if envs is not None:
@@ -185,11 +181,12 @@ class RingBuffer:
             part = leaves if num_steps <= self.max_length else [x[start:start + self.max_length] for x in leaves]
             self._add_rows(part, envs)
 
-    @staticmethod
-    def _leaves_of(batch: NestedTensor) -> tuple[list[Tensor], Any]:
-        """Return the detached leaves, and the structure; a check of each leaf is faster than ``torch.no_grad``."""
+    def _leaves_of(self, batch: NestedTensor, method: str, from_dim: int) -> list[Tensor]:
+        """Return the detached leaves; a check of each leaf is faster than ``torch.no_grad``."""
         leaves, tree = nest.flatten_with_structure(batch)
-        return [x.detach() if x.requires_grad else x for x in leaves], tree
+        if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
+            self._raise_spec_error(method, batch, from_dim)
+        return [x.detach() if x.requires_grad else x for x in leaves]
 
     def _add_rows(self, leaves: Sequence[Tensor], env_ids: Optional[np.ndarray] = None) -> None:
         """Store ``[T, B, ...]`` with T of at most ``max_length``; None for all environments."""

@@ -360,7 +360,7 @@ def find_conf(name: str) -> str:
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
         hint = (f'it contains {", ".join(confs[:5])}' if confs else
-                'pass a run folder as --root_dir, or its conf/config.gin')
+                'name a conf file; the conf of a run is conf/config.gin in its folder')
         raise ConfError([Problem('', f"'{name}' is a folder, not a conf file", hint)])
     folder = os.path.dirname(name) or '.'
     raise ConfError([Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
@@ -434,7 +434,7 @@ def _quote(text: str) -> str:
 
 def _hint_file(name: str, folder: str) -> str:
     here = sorted(f for f in os.listdir(folder) if f.endswith('.gin')) if os.path.isdir(folder) else []
-    shipped = sorted(f for f in os.listdir(CONFS) if f.endswith('.gin')) if os.path.isdir(CONFS) else []
+    shipped = sorted(map(os.path.basename, glob.glob(os.path.join(os.path.dirname(CONFS), '[cs]*', '*.gin'))))
     base = os.path.basename(name)
     if os.path.isfile(os.path.join(os.path.dirname(CONFS), 'searches', f'{base.removesuffix(".gin")}.gin')):
         return f'it is the conf of a search: alfx search {base}'

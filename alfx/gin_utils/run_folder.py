@@ -166,7 +166,7 @@ def stored_conf(root_dir: Optional[str]) -> str:
         raise ConfError(f'{root_dir} is not a run folder, but contains {len(names)}',
                         f'name one of them: {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}')
     raise ConfError(f'{root_dir} is not a run folder: it has no conf/operative.gin, or the file is blank',
-                    'pass --conf FILE, or the root_dir of an existing run')
+                    'name the folder of a run, or a conf file')
 
 
 def stored_info(root_dir: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from alfx.gin_utils.conf_error import Problem
 
-_NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
+_NOT_CLOSED, _CLOSE = 'a bracket or a string is not closed, or a comma is missing', 'close it, or add the comma'
 _STRINGS_AND_COMMENTS = re.compile(r"""'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\#.*""")
 _EXPRESSION = re.compile(r'=.*[\w.)\]\s]\s*(\*\*?|//?|\+|-|[%^<>]|==|\b(if|for|and|or|is|in)\b)\s*[-+\w.(%=]'
                          r'|\]\s*\[|\.format')
@@ -61,7 +61,7 @@ def syntax_problem(message: str, line_text: str, location: str, offset: int | No
         name, _, value = line_text.partition('=')
         written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
         if value and name.strip().startswith(word) and word not in value:  # a new statement where a value continues
-            return Problem(location, f'syntax error: {_NOT_CLOSED}{column}  [{line_text.strip()}]', 'close it')
+            return Problem(location, f'syntax error: {_NOT_CLOSED}{column}  [{line_text.strip()}]', _CLOSE)
         if word.lower() in _VALUES:
             hint = f'write {_VALUES[word.lower()]}'
         elif word.lower() in ('inf', 'infinity'):
@@ -85,14 +85,14 @@ def syntax_problem(message: str, line_text: str, location: str, offset: int | No
     elif code.isascii() and _EXPRESSION.search(re.sub(r'(?<=\d)[eE][-+](?=\d)', 'e', code).replace('= -', '=')):
         message, hint = 'expressions are not allowed in conf files', 'write the result'
     elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
-        message, hint = _NOT_CLOSED, 'close it'
+        message, hint = _NOT_CLOSED, _CLOSE
     elif re.match(r'\s*[\w./]+\s*:\s*[^\s]', code) and '=' not in code:
         message = 'a colon is followed by a value'
         hint = 'write Name.parameter = value, or parameter = value in a block'
     elif ';' in code:
         message, hint = 'a line has two statements', 'write each statement on a line of its own'
     elif message.startswith("Expected ':'") and '{' in code:
-        message, hint = 'a conf cannot contain a set', 'write a tuple: (1, 2)'
+        message, hint = 'a conf cannot contain a set', "write a tuple: (1, 2); or a dict: {'key': value}"
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'
         hint = 'values are Python literals, @references and %macros'

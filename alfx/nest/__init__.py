@@ -57,7 +57,7 @@ def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
 
 
 def flatten_with_path(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
-    """Return ``[(path, leaf), ...]`` with paths such as ``'observation.camera'`` or ``'0.logits'``."""
+    """Return ``[(path, leaf), ...]`` with paths such as ``'observation.camera'`` or ``'0.0'``."""
     accessors, leaves, _ = optree.tree_flatten_with_accessor(nest, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
     return [('.'.join(str(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry) for e in a), leaf)
             for a, leaf in zip(accessors, leaves)]
@@ -90,7 +90,7 @@ def map_structure_without_check(func: Callable[..., Any], *nests: Any) -> Any:
 def py_map_structure_with_path(func: Callable[..., Any], *nests: Any,
                                is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """Apply ``func(path, *leaves)``; for paths see :func:`flatten_with_path`."""
-    assert_same_structure(*nests) if len(nests) > 1 else None
+    map_structure(lambda *_: None, *nests, is_leaf=is_leaf)  # checks the structures
     named = flatten_with_path(nests[0], is_leaf)
     rest = [flatten(n, is_leaf) for n in nests[1:]]
     values = [func(path, leaf, *others) for (path, leaf), *others in zip(named, *rest)]
@@ -276,10 +276,10 @@ def _combined(nests: Sequence[Any], combine: Callable[[Any], torch.Tensor]) -> A
         return combine(nests)
     if type(first) is tuple or is_namedtuple(first):
         parts = [combine(column) if isinstance(column[0], torch.Tensor) else
-                 () if column[0] == () else _combined(column, combine) for column in zip(*nests)]
+                 () if column[0] == () else _combined(column, combine) for column in zip(*nests, strict=True)]
         return tuple(parts) if type(first) is tuple else type(first)(*parts)
     leaves, tree = flatten_with_structure(first)
-    return tree.unflatten(map(combine, zip(leaves, *map(flatten, nests[1:]))))
+    return tree.unflatten(map(combine, zip(leaves, *map(tree.flatten_up_to, nests[1:]))))
 
 
 def batch_nested_tensor(nested_tensor: Any) -> Any:
@@ -293,9 +293,8 @@ def unbatch_nested_tensor(nested_tensor: Any) -> Any:
     Raises:
         ValueError: the batch size is not 1.
     """
-    size = get_nest_batch_size(nested_tensor)
-    if size != 1:
-        raise ValueError(f'expected a batch size of 1, found {size}')
+    if any(len(x) != 1 for x in flatten(nested_tensor)):
+        raise ValueError(f'expected a batch size of 1, found {[len(x) for x in flatten(nested_tensor)]}')
     return map_structure(lambda x: x.squeeze(0), nested_tensor)
 
 

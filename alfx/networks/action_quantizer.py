@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from alfx import nest
 from alfx.gin_utils import Range, configurable
 from alfx.networks.action_specs import action_range, require_continuous
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 
 @configurable
@@ -41,10 +41,7 @@ class ActionQuantizer(nn.Module):
         specs = nest.flatten(action_spec)
         for spec in specs:
             require_continuous(spec, 'ActionQuantizer')
-        ranges = [action_range(spec, 'ActionQuantizer', 'the bins divide their range') for spec in specs]
-        for spec, (_, half) in zip(specs, ranges):
-            if not bool((half > 0).all()):
-                raise SpecError(f'ActionQuantizer: expected different bounds of each component, found {spec}')
+        ranges = [action_range(spec, 'ActionQuantizer', 'the bins divide their range', True) for spec in specs]
         self._structure = nest.structure(action_spec)
         self._shapes = [tuple(spec.shape) for spec in specs]
         self._sizes = [spec.numel for spec in specs]
@@ -66,7 +63,7 @@ class ActionQuantizer(nn.Module):
 
     def normalized(self, action: NestedTensor) -> Tensor:
         """Components ``[B, D]`` of a nest of actions ``[B, ...]``, scaled from their bounds to [-1, 1]."""
-        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in nest.flatten(action)]
+        leaves = [leaf.reshape(leaf.shape[0], leaf.shape[1:].numel()) for leaf in nest.flatten(action)]
         flat = leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)
         return (flat - self._middle) / self._half
 

@@ -91,16 +91,17 @@ def require_vector(spec: TensorSpec, head: str) -> None:
                         'shape')
 
 
-def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor, torch.Tensor]:
+def action_range(spec: TensorSpec, head: str, remedy: str, positive: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Middle and half width of the bounds of a continuous action, both of the shape of ``spec``.
 
     Args:
         spec: the action spec.
         head: name of the head, for messages.
         remedy: advice for an action without finite bounds.
+        positive: the width of each component must be positive.
 
     Raises:
-        SpecError: a bound is missing or infinite.
+        SpecError: a bound is missing or infinite, or with ``positive`` two bounds are equal.
     """
     if not isinstance(spec, BoundedTensorSpec):
         raise SpecError(f'{head}: expected an action with bounds, found {spec}; {remedy}; {_ADD_BOUNDS}')
@@ -108,5 +109,7 @@ def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor
     high = np.broadcast_to(spec.maximum, tuple(spec.shape)).astype(np.float64)
     if np.any(low < -_UNBOUNDED) or np.any(high > _UNBOUNDED):
         raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}; {_ADD_BOUNDS}')
+    if positive and np.any(low == high):
+        raise SpecError(f'{head}: expected different bounds of each component, found {spec}')
     dtype = torch.get_default_dtype()
     return torch.as_tensor((high + low) / 2, dtype=dtype), torch.as_tensor((high - low) / 2, dtype=dtype)

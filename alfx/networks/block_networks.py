@@ -215,6 +215,8 @@ class BlockEncodingNetwork(EncodingNetwork):
                          preprocessing_combiner=preprocessing_combiner, name=name)
         modules: list[Any] = [*self._chain, *_BLOCKS[block](self._output_spec.numel, hidden_size, num_blocks)]
         size = hidden_size
+        if last_layer_size is None and (last_activation or last_kernel_initializer) is not None:
+            raise ValueError(f'{name}: last_activation and last_kernel_initializer need a last_layer_size')
         if last_layer_size is not None:
             size = last_layer_size
             unit: dict[str, Any] = {'unit_weights': True} if block in ('hyper', 'flash') else {}

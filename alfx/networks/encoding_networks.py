@@ -173,6 +173,8 @@ class EncodingNetwork(PreprocessorNetwork):
             found = getattr(last_activation, '__name__', last_activation)
             raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
                              f'{last_layer_size} and {found}')
+        if last_layer_size is None and (last_kernel_initializer or last_use_fc_bn or last_use_fc_ln):
+            raise ValueError(f'{name}: last_layer_size is required by other arguments whose names begin with last_')
         if input_preprocessors_ctor is not None:
             if input_preprocessors is not None:
                 raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor cannot be used together')

@@ -9,7 +9,7 @@ from torch import nn
 from alfx.layers import FC, Activation
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.network import Network
-from alfx.tensor_specs import SpecError, TensorSpec
+from alfx.tensor_specs import TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.dist_utils import TransformedDistribution
 
@@ -48,17 +48,15 @@ class LocationScaleProjection(Network):
         if self._scale_parameter is not None:
             nn.init.constant_(self._scale_parameter, self._scale_bias)
 
-    def _set_range(self, squash_loc: bool, scale_distribution: bool, squashing: td.Transform, remedy: str) -> None:
+    def _set_range(self, squash_loc: bool, scale_distribution: bool, squashing: td.Transform, remedy: str,
+                   bounded: bool = False) -> None:
         """Set up the mapping of the location, or of the distribution, into the bounds of the action."""
         self._squash_loc = squash_loc and not scale_distribution
         self._scale_distribution = scale_distribution
         self._squashing = squashing
         self._transforms: list[Any] | None = None
         if squash_loc or scale_distribution:
-            middle, half = action_range(self._action_spec, self._name, remedy)
-            if scale_distribution and not bool((half > 0).all()):
-                raise SpecError(f'{self._name}: scale_distribution=True needs a range for each component, found '
-                                f'{self._action_spec}')
+            middle, half = action_range(self._action_spec, self._name, remedy, scale_distribution or bounded)
             self._is_unit_range = bool((middle == 0).all() and (half == 1).all())
             self.register_buffer('_middle', middle, persistent=False)
             self.register_buffer('_half', half, persistent=False)

@@ -251,7 +251,7 @@ class MemoryWithUsage(Memory):
         is_slot = F.one_hot(usage.argmin(dim=1), self.size).bool()
         self._states = UsageMemoryState(
             memory=torch.where(is_slot.unsqueeze(-1), content.unsqueeze(1), memory),
-            usage=torch.where(is_slot, 1.0, usage * self._usage_decay))
+            usage=torch.where(is_slot, 1.0, torch.where(usage > 0, (usage * self._usage_decay).clamp_min(1e-30), 0.0)))
 
 
 class FIFOMemoryState(NamedTuple):

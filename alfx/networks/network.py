@@ -62,8 +62,8 @@ class Network(nn.Module):
         Raises:
             SpecError: the inputs or the state do not match their specs.
         """
-        if self._unchecked:
-            self._check_call(inputs, state)
+        if self._unchecked and not (torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda')):
+            self._check_call(inputs, state)  # not in autocast, where inner networks get inputs of lower precision
             self._unchecked = False
         try:
             return super().__call__(inputs, state)
@@ -77,8 +77,9 @@ class Network(nn.Module):
             raise SpecError(f'{self._name}: it was constructed without input_tensor_spec, which works only for '
                             'input_preprocessors; pass input_tensor_spec')
         _check_tensors(inputs, f'{self._name}: input')
-        if self._parallelism is not None and is_stacked(inputs, spec):
-            spec = make_parallel_spec(spec, self._parallelism)
+        n = self._parallelism
+        if n is not None and nest.structure(inputs) == nest.structure(spec):
+            spec = nest.map_structure(lambda s, x: make_parallel_spec(s, n) if is_stacked(x, s) else s, spec, inputs)
         _check_batch(inputs, spec, from_dim, f'{self._name}: input')
         if nest.flatten(self.state_spec) and not nest.flatten(state):
             raise SpecError(f'{self._name}: this network is recurrent and was called without a state; start with zeros '
@@ -162,7 +163,7 @@ class Network(nn.Module):
     def singleton(self, singleton: bool = True) -> 'Network':
         """Choose whether :meth:`copy` returns the network itself.
 
-        Everything that would use copies of a singleton shares its parameters instead.
+        Networks that are copied and input preprocessors that are stacked share the parameters of a singleton.
 
         Returns:
             The network itself.
@@ -226,8 +227,8 @@ class Network(nn.Module):
         if self._unchecked:
             self._check_call(inputs, state)
         try:
-            stacked = is_stacked(inputs, self._input_tensor_spec)
-            return first(nest.map_structure(lambda x: x[:, :k], inputs) if stacked else inputs), state
+            return first(nest.map_structure(lambda x, spec: x[:, :k] if is_stacked(x, spec) else x, inputs,
+                                            self._input_tensor_spec)), state
         except (RuntimeError, TypeError, IndexError, AttributeError):
             self._check_call(inputs, state)
             raise

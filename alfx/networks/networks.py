@@ -176,17 +176,17 @@ class TemporalPool(Network):
         name: name of the network.
 
     Raises:
-        ValueError: the mode is unknown, or a size is below 1.
+        ValueError: the mode is unknown, a size is below 1, or integers would be averaged.
     """
 
     def __init__(self, input_size: int | tuple[int, ...], stack_size: int, pooling_size: int = 1,
                  dtype: torch.dtype | str = torch.float32, mode: str = 'skip', name: str = 'TemporalPool'):
         if mode not in ('skip', 'avg', 'max'):
             raise ValueError(f"{name}: unknown mode {mode!r}; expected 'skip', 'avg' or 'max'")
-        if stack_size < 1 or pooling_size < 1:
-            raise ValueError(f'{name}: stack_size and pooling_size must be at least 1')
         shape = (input_size, ) if isinstance(input_size, int) else tuple(input_size)
         spec, stack = TensorSpec(shape, dtype), TensorSpec((stack_size, *shape), dtype)
+        if stack_size < 1 or pooling_size < 1 or (mode == 'avg' and spec.is_discrete):
+            raise ValueError(f"{name}: expected sizes of at least 1, and with mode='avg' a floating point dtype")
         count = TensorSpec((), torch.int64)
         super().__init__(spec, (stack, count) if mode == 'skip' else (stack, count, spec), name)
         self._output_spec = stack

@@ -84,7 +84,7 @@ class EmbeddingPreprocessor(Network):
         """Map ``[B, ...]`` to ``[B, embedding_dim]``."""
         if self._embedding is None:
             return self._encoder(inputs)[0], state
-        index = inputs.reshape(inputs.shape[0], -1).long() + self._offset
+        index = inputs.reshape(inputs.shape[0], self._offset.numel()).long() + self._offset
         embedded = self._embedding(index).sum(dim=1)
         if self._encoder is not None:
             return self._encoder(embedded)[0], state

@@ -275,7 +275,7 @@ class BetaProjectionNetwork(LocationScaleProjection):
         super().__init__(input_size, action_spec, parallelism, name)
         require_vector(action_spec, name)
         self._set_layer(activation, projection_output_init_gain, bias_init_value, True, bias_init_value)
-        middle, half = action_range(action_spec, name, 'use NormalProjectionNetwork with squash_mean=False')
+        middle, half = action_range(action_spec, name, 'use NormalProjectionNetwork with squash_mean=False', True)
         self.register_buffer('_low', middle - half, persistent=False)
         self.register_buffer('_width', 2 * half, persistent=False)
         self._min_concentration, self._grad_clip = min_concentration, grad_clip
@@ -326,7 +326,7 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
         super().__init__(input_size, action_spec, None, name)
         require_vector(action_spec, name)
         self._set_layer(activation, projection_output_init_gain, scale_bias_initializer_value, state_dependent_scale)
-        self._set_range(True, False, _STABLE_TANH, 'use NormalProjectionNetwork with squash_mean=False')
+        self._set_range(True, False, _STABLE_TANH, 'use NormalProjectionNetwork with squash_mean=False', True)
         self._loc_transform, self._scale_transform = out_of_place(loc_transform), out_of_place(scale_transform)
         self._limits = None if min_scale is None and max_scale is None else (min_scale, max_scale)
         self._dist_ctor = dist_ctor

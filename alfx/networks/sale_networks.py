@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.gin_utils import Count, configurable, register_function
-from alfx.layers.weights import Activation
+from alfx.layers import Activation, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_networks import ActorNetworkBase
 from alfx.networks.critic_networks import CriticNetwork
@@ -56,8 +56,11 @@ class SaleEncoder(Network):
         layers: dict[str, Any] = dict(fc_layer_params=fc_layer_params, activation=activation,
                                       last_layer_size=embedding_size)
         self._of_state = EncodingNetwork(observation_spec, last_activation=avg_l1_norm, name=f'{name}.state', **layers)
-        self._of_pair = EncodingNetwork((self.embedding_spec, action_spec), preprocessing_combiner=NestConcat(),
-                                        last_activation=identity, name=f'{name}.pair', **layers)
+        is_flat = all(spec.ndim < 2 for spec in nest.flatten(action_spec))
+        flatten = None if is_flat else (None, nest.map_structure(lambda spec: Reshape(spec.numel), action_spec))
+        self._of_pair = EncodingNetwork((self.embedding_spec, action_spec), input_preprocessors=flatten,
+                                        preprocessing_combiner=NestConcat(), last_activation=identity,
+                                        name=f'{name}.pair', **layers)
 
     @property
     def embedding_spec(self) -> TensorSpec:

@@ -97,6 +97,11 @@ def branched_at(root_dir: str) -> int | None:
         'step']
 
 
+def has_own_checkpoint(root_dir: str) -> bool:
+    """Return whether a run has another checkpoint than the one from which it was forked."""
+    return bool({*Checkpointer(run_files.checkpoint_dir(root_dir)).steps()} - {branched_at(root_dir)})
+
+
 class OptimizerSettings:
     """Optimizer settings of the conf, such as learning rates, which loading a checkpoint would overwrite.
 

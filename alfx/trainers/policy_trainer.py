@@ -373,7 +373,7 @@ class Trainer:
         shares = {name: done / limit for name, done in limits.items() if (limit := getattr(self._config, name))}
         name = max(shares, key=lambda limit: shares[limit])  # the limit that has ended the run
         stop = () if self._config.stop_at_return is None else ('TrainerConfig.stop_at_return=None', )
-        return f'TrainerConfig.{name}={2 * getattr(self._config, name)}', *stop
+        return f'TrainerConfig.{name}={2 * max(1, int(shares[name])) * getattr(self._config, name)}', *stop
 
     def _ends_at_env_steps(self) -> bool:
         """Return whether ``num_env_steps`` ends the run."""
@@ -537,7 +537,7 @@ class Trainer:
         start = time.monotonic()
         environment_state = self._environment_state.get()
         self._restore_folder()
-        self._summary.writer.flush()  # entries before the checkpoint are never written again
+        self._summary.flush()  # entries before the checkpoint are never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
         if not temporary:
@@ -588,8 +588,7 @@ class Trainer:
         given, root_dir = self._config.random_seed, self._config.root_dir
         if given is None:
             self._config.random_seed = started_with
-        elif (started_with not in (None, given) and gin_utils.has_checkpoint(root_dir) and
-              forking.branched_at(root_dir) is None):
+        elif started_with not in (None, given) and forking.has_own_checkpoint(root_dir):
             raise gin_utils.ConfError(f'TrainerConfig.random_seed is {given}, but the run in {root_dir} has '
                                       f'{started_with}',
                                       'use another root_dir for this seed, or leave it out to resume the stored run')

@@ -137,6 +137,11 @@ class RunSummary:
             step = self.count('EnvironmentSteps') if over_env_steps else context.get_global_counter()
             self.writer.add_scalar('final/return', average_return, step)
 
+    def flush(self) -> None:
+        """Write everything logged so far to the event file, and send new evaluations to the trackers."""
+        self._track_evaluations()
+        self.writer.flush()
+
     def close(self) -> None:
         """Flush and close the writer and the trackers."""
         if self._trackers is not None:

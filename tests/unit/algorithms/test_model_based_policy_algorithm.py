@@ -139,6 +139,15 @@ def test_each_row_is_imagined_by_an_elite_of_the_ensemble(count, monkeypatch):
     assert reward.shape == (count, ) and not is_over.any()
 
 
+def test_ensembles_imagine_steps_with_nested_actions():
+    spec = (BoundedTensorSpec((), torch.int64, 0, 2), {'force': BoundedTensorSpec((2, 2), minimum=-1.0, maximum=1.0)})
+    dynamics = partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), num_replicas=3)
+    model = WorldModel(OBSERVATION, spec, TensorSpec(()), dynamics, partial(LearnedReward), 'none', Adam())
+    action = nest.map_structure(lambda s: s.sample([5]), spec)
+    following, reward, _ = model.imagine(torch.randn(5, 2), action)
+    assert following.shape == (5, 2) and reward.shape == (5, )
+
+
 def test_a_model_learns_rewards_and_transitions_without_a_policy():
     model = world_model(termination_fn=lambda s: s[:, 0] > 3)
     generator = torch.Generator().manual_seed(0)

@@ -361,3 +361,12 @@ def test_structures_of_observations_are_concatenated():
     rl = Td7Algorithm(spec, ACTION, config=None, **SMALL)
     observation = nest.map_structure(lambda x: torch.randn(4, *x.shape), spec)
     assert rl._best_action(observation).shape == (4, 2)
+
+
+@pytest.mark.parametrize('shape', [(), (2, 2)])
+def test_actions_of_any_shape_are_embedded(shape):
+    rl = Td7Algorithm(OBSERVATION, BoundedTensorSpec(shape, torch.float32, -1, 1), config=None, **SMALL)
+    step = TimeStep(observation=torch.randn(4, 3))
+    assert rl.predict_step(step, rl.get_initial_predict_state(4)).output.shape == (4, *shape)
+    encoder = SaleEncoder(OBSERVATION, BoundedTensorSpec(shape, torch.float32, -1, 1), 6, (8, ))
+    assert encoder((torch.randn(4, 3), torch.randn(4, *shape)))[0].shape == (4, 6)

@@ -52,6 +52,20 @@ def test_stacking_empty_nests_gives_an_empty_nest():
     assert nest.stack([(), ()]) == () and nest.concatenate([Pair(), Pair()]) == Pair()
 
 
+@pytest.mark.parametrize('nests', [({'a': 0}, {'b': 0}), ({'a': 0}, {'a': 0, 'b': 0}), ((0, 0), (0, ))])
+def test_nests_of_different_structures_are_rejected(nests):
+    nests = [nest.map_structure(lambda _: torch.zeros(1), x) for x in nests]
+    for function in (nest.stack, nest.concatenate):
+        with pytest.raises(ValueError, match='argument|key'):
+            function(nests)
+
+
+def test_only_a_batch_of_one_step_is_unbatched():
+    assert nest.unbatch_nested_tensor({'a': torch.zeros(1, 2), 'b': torch.zeros(1)})['a'].shape == (2, )
+    with pytest.raises(ValueError, match='expected a batch size of 1'):
+        nest.unbatch_nested_tensor({'a': torch.zeros(1, 2), 'b': torch.zeros(3)})
+
+
 def test_a_single_nest_is_not_copied():
     x = torch.zeros(2)
     assert nest.stack([(x, )])[0].data_ptr() == x.data_ptr()

@@ -304,3 +304,13 @@ def test_a_stack_normalizes_shared_inputs_like_its_networks(norm, batch):
     inputs = torch.randn(batch, 3), torch.randn(batch, 2)
     stacked = nest.map_structure(lambda x: x.unsqueeze(1).expand(-1, 2, -1), inputs)
     torch.testing.assert_close(stack(inputs)[0], stack(stacked)[0])
+
+
+@pytest.mark.parametrize('is_stacked', [(False, True), (True, False)])
+def test_a_stack_shares_one_of_observation_and_action(is_stacked):
+    critic = CriticNetwork((TensorSpec((3, )), TensorSpec((2, ))), joint_fc_layer_params=(8, ))
+    shared = torch.randn(4, 3), torch.randn(4, 2)
+    each = tuple(x.unsqueeze(1).expand(-1, 5, -1) if stacked else x for x, stacked in zip(shared, is_stacked))
+    for stack in (critic.make_parallel(5), critic.make_parallel(5)):
+        torch.testing.assert_close(stack(each)[0], stack(shared)[0])
+        torch.testing.assert_close(stack.first_of_stack(each, (), 2)[0], stack(shared)[0][:, :2])

@@ -125,6 +125,14 @@ def test_empty_slots_fill_first_then_the_least_used_is_overwritten():
     assert memory.states.memory[0, 2].tolist() == [-1, -1, -1]
 
 
+def test_slots_that_are_not_read_for_long_are_not_taken_for_empty_ones():
+    memory = MemoryWithUsage(2, 200, usage_decay=0.5)
+    memory.build(1)
+    for i in range(200):
+        memory.write(torch.full((1, 2), float(i)))
+    assert memory.states.memory[0, :, 0].tolist() == list(range(200)) and (memory.states.usage > 0).all()
+
+
 def test_keys_are_made_of_a_query_with_positive_strengths():
     memory = MemoryWithUsage(4, 5)
     keynet = memory.create_keynet(6, 2)

@@ -14,7 +14,7 @@ from alfx.networks.network import (BatchSquashNetwork, NaiveParallelNetwork, Net
 from alfx.networks.networks import Delay, GRUCell, LSTMCell
 from alfx.networks.preprocessors import EmbeddingPreprocessor
 from alfx.networks.projection_networks import NormalProjectionNetwork
-from alfx.networks.value_networks import ValueNetwork
+from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 VECTOR = TensorSpec((3, ))
@@ -160,6 +160,13 @@ def test_only_the_first_call_and_calls_that_fail_are_checked(monkeypatch):
     assert len(checks) == 1
     with pytest.raises(SpecError, match=r'expected float32 \(3,\), found float32 \(4,\)'):
         network(torch.zeros(2, 4))
+
+
+def test_the_first_call_may_be_in_autocast():
+    net = ValueRNNNetwork(TensorSpec((3, )), fc_layer_params=(5, ))
+    state = nest.map_structure(lambda spec: spec.zeros((6, )), net.state_spec)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert net(torch.randn(6, 3), state)[0].shape == (6, )
 
 
 def test_a_wrong_state_is_rejected():

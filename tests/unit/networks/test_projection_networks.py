@@ -130,8 +130,11 @@ def test_a_box_without_bounds_needs_a_head_that_does_not_squash(bounds):
 
 def test_a_range_of_zero_width_cannot_be_scaled_to():
     spec = BoundedTensorSpec((2, ), torch.float32, [0.0, 1.0], [1.0, 1.0])
-    with pytest.raises(SpecError, match='a range for each component'):
+    with pytest.raises(SpecError, match='different bounds of each component'):
         NormalProjectionNetwork(4, spec, scale_distribution=True)
+    for head in (BetaProjectionNetwork, TruncatedProjectionNetwork):
+        with pytest.raises(SpecError, match='different bounds of each component'):
+            head(4, spec)
     assert NormalProjectionNetwork(4, spec)(X)[0].loc[:, 1].tolist() == [1.0] * 5
 
 

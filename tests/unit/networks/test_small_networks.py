@@ -61,6 +61,8 @@ def test_temporal_pool_of_negative_and_integer_features():
         TemporalPool(2, 1, mode='min')
     with pytest.raises(ValueError, match='at least 1'):
         TemporalPool(2, 0)
+    with pytest.raises(ValueError, match="with mode='avg' a floating point dtype"):
+        TemporalPool(2, 1, dtype=torch.int64, mode='avg')
 
 
 def test_samples_of_a_batch_may_be_at_different_steps_of_their_group():

@@ -56,8 +56,11 @@ def equal(a, b):
 def test_a_fork_without_changes_matches_the_run_bit_for_bit(run, tmp_path):
     first = steps_of(run)[1]  # replay buffers are kept with the latest two
     assert forking.branch(run, first, [], str(tmp_path / 'same')) == first
+    assert forking.has_own_checkpoint(run) and not forking.has_own_checkpoint(str(tmp_path / 'same'))
     resume(str(tmp_path / 'same'))
     assert equal(parameters(str(tmp_path / 'same')), parameters(run))
+    with pytest.raises(gin_utils.ConfError, match='random_seed is 2, but the run in .* has 1'):
+        alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.random_seed': 2}, str(tmp_path / 'same'))
     returns = [alfx.read_progress(folder)['average_return'] for folder in (run, str(tmp_path / 'same'))]
     assert np.array_equal(*returns, equal_nan=True) and len(returns[0]) == 6
 
