@@ -56,9 +56,10 @@ def in_separate_folder(tmp_path, monkeypatch):
 
 
 class Short(NamedTuple):
-    """Bindings that make a run short, and those that limit episodes in the suite that loads the environment."""
+    """Bindings that make a run short, those that limit episodes, and prefixes of bindings that only evaluations need."""
     params: list
     episode_limit: list
+    of_evaluation: tuple
 
 
 def record_datasets(conf, config):
@@ -97,7 +98,8 @@ def shortened(name):
     if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # collects whole episodes of every member
         params += ['EvolutionStrategyAlgorithm.num_agents = 2', 'EvolutionStrategyAlgorithm.num_episodes = 1',
                    'EvolutionStrategyAlgorithm.num_best = None', *episode_limit]
-    return Short(params, episode_limit)
+    others = [f'{suite.split("/")[-1]}.' for suite in suites[1:] if suite.split('/')[-1] != suites[0]]
+    return Short(params, episode_limit, ('evaluation/', *others))
 
 
 def train(name, short, root_dir):
@@ -110,7 +112,7 @@ def train(name, short, root_dir):
         config.num_iterations += 1
         trainer.train()
         return [f'{binding.location}: {binding}' for binding in gin_utils.unused_bindings()
-                if config.evaluate or not str(binding).startswith('evaluation/')]  # those are for play_one_episode
+                if config.evaluate or not str(binding).startswith(short.of_evaluation)]  # for play_one_episode
 
 
 def play_one_episode(short, root_dir):
@@ -124,7 +126,7 @@ def play_one_episode(short, root_dir):
                           render=False)
         finally:
             env.close()
-        assert not [binding for binding in gin_utils.unused_bindings() if str(binding).startswith('evaluation/')]
+        assert not [binding for binding in gin_utils.unused_bindings() if str(binding).startswith(short.of_evaluation)]
         return result
 
 
