@@ -90,7 +90,7 @@ class TransformedDistribution(td.TransformedDistribution):
         return self._last[-1], self._transformed(log_prob, self._last)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-density of ``value``; exact if it is the last sample of this distribution."""
+        """Return the log-density of ``value``; exact if it is the last sample, which must not be changed in place."""
         last = self._last
         values = last if last is not None and last[-1] is value else self._inverse(value)
         return self._transformed(self.base_dist.log_prob(values[0]), values)

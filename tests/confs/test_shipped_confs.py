@@ -56,7 +56,7 @@ def in_separate_folder(tmp_path, monkeypatch):
 
 
 class Short(NamedTuple):
-    """Bindings that make a run short, those that limit episodes, and prefixes of bindings that only evaluations need."""
+    """Bindings that make a run short, limits of episodes, and prefixes of bindings that only evaluations need."""
     params: list
     episode_limit: list
     of_evaluation: tuple
