@@ -49,9 +49,9 @@ tasks they give up to four times the return, and are as good as the weights of t
 discrete actions keep the default, because no scheme is better on these small tasks.
 On images, DQN, Rainbow and Munchausen DQN use the weights and biases of torch, also in the last layers
 (`torch_weights.gin`): double DQN on MinAtar Asterix reaches 11 after 500,000 steps instead of 1.6.
-PPO on Atari uses orthogonal weights, as the code of its paper does. On MinAtar they make no clear difference to PPO: with
-three seeds the returns after 1 million steps are 6.3 instead of 7.2 (Asterix), 21 instead of 16 (Breakout), 54 instead of
-59 (Freeway), 4.4 instead of 3.6 (Seaquest) and 98 instead of 78 (Space Invaders).
+PPO on Atari uses orthogonal weights, as the code of its paper does. On MinAtar they make no clear difference to PPO:
+with three seeds the returns after 1 million steps are 6.3 instead of 7.2 (Asterix), 21 instead of 16 (Breakout), 54
+instead of 59 (Freeway), 4.4 instead of 3.6 (Seaquest) and 98 instead of 78 (Space Invaders).
 CrossQ uses the weights of its paper's code.
 
 The weights of `'torch'` are 2.4 times smaller than the default ones in all layers. Orthogonal weights have the scale of

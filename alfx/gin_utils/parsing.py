@@ -360,7 +360,7 @@ def find_conf(name: str) -> str:
     if os.path.isdir(name):
         confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
         hint = (f'it contains {", ".join(confs[:5])}' if confs else
-                'name a conf file; the conf of a run is conf/config.gin in its folder')
+                'name conf/config.gin in a run folder; most commands take the folder as --root_dir')
         raise ConfError([Problem('', f"'{name}' is a folder, not a conf file", hint)])
     folder = os.path.dirname(name) or '.'
     raise ConfError([Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
