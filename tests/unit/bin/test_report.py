@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import warm_starts
 
+from alfx.bin import compare
 from alfx.gin_utils import ConfError
 from alfx.reports import collecting, comparing, curves
 from alfx.reports import figure
@@ -191,3 +192,7 @@ def test_rows_with_infinite_counts_are_skipped(folders, caplog):
         file.write('inf,1e999,3,1\n8,nan,3,1\n9,1e300,3,1\n10,900,160,5\n')
     assert comparing.read_run(folders[0])['env steps'] == 900
     assert 'progress.csv is damaged: 3 lines are skipped' in caplog.text
+
+
+def test_runs_with_the_same_seed_are_not_counted_as_seeds():
+    assert [compare._cell(seeds, 'seed') for seeds in ((3, ), (3, 4), (3, 3))] == ['3', '2 seeds', '2 runs']
