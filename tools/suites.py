@@ -100,8 +100,13 @@ def suite_table(suite: Suite, stored: Mapping[str, Any], mean_of: Callable[[Any]
 def _cell(means: Sequence[float], steps: Sequence[int]) -> str:
     values = np.asarray(means)
     low, high = bootstrap_interval(lambda runs: float(interquartile_mean(runs[0])), [values])
-    spread = f' [{low:,.4g}, {high:,.4g}]' if len(values) > 1 else ''
-    return f'{float(interquartile_mean(values)):,.4g}{spread}<br>{len(values)} x {_short(float(np.median(steps)))}'
+    spread = f' [{_number(low)}, {_number(high)}]' if len(values) > 1 else ''
+    return f'{_number(float(interquartile_mean(values)))}{spread}<br>{len(values)} x {_short(float(np.median(steps)))}'
+
+
+def _number(x: float) -> str:
+    """Format a return with four significant digits, without an exponent."""
+    return f'{x:,.0f}' if abs(x) >= 1000 else f'{x:.4g}'
 
 
 def _short(steps: float) -> str:

@@ -70,7 +70,7 @@ def _cell(value: str | tuple[float, ...], column: str) -> str:
         return str(value or '-')
     if column == 'seed':
         return f'{len(value)} {"seeds" if len({*value}) == len(value) else "runs"}' if value[1:] else str(value[0])
-    center, *ends = (f'{x:,.0f}' if column == 'env steps' else f'{x:,.5g}' for x in value)
+    center, *ends = (f'{x:,.0f}' if column == 'env steps' or abs(x) >= 1e5 else f'{x:,.5g}' for x in value)
     return f'{center} ({" to ".join(ends)})' if ends else center
 
 

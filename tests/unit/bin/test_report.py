@@ -196,3 +196,7 @@ def test_rows_with_infinite_counts_are_skipped(folders, caplog):
 
 def test_runs_with_the_same_seed_are_not_counted_as_seeds():
     assert [compare._cell(seeds, 'seed') for seeds in ((3, ), (3, 4), (3, 3))] == ['3', '2 seeds', '2 runs']
+
+
+def test_large_returns_are_compared_without_an_exponent():
+    assert compare._cell((154_142.4, 99_999.0, 2.5), 'return') == '154,142 (99,999 to 2.5)'

@@ -258,13 +258,13 @@ def test_a_suite_has_a_row_for_each_algorithm_and_a_column_for_each_task(results
     from suites import Suite, suite_table
     runs = {str(seed): a_run([value]) for seed, value in enumerate([1.0, 2.0, 30.0, 4.0])}
     stored = {'dqn_one': {'env_name': 'One-v1', 'runs': runs},
-              'ppo_two': {'env_name': 'Two-v1', 'runs': {'0': {**a_run([5.0]), 'env_steps': 1_000_250}}},
+              'ppo_two': {'env_name': 'Two-v1', 'runs': {'0': {**a_run([15_414.2]), 'env_steps': 1_000_250}}},
               'ppo_three': {'env_name': 'Three-v1', 'runs': runs}}
     suite = Suite('Some', {'one': 'One-v1', 'two': 'Two-v1', 'four': 'Four-v1'}, 'A note.')
     lines = suite_table(suite, stored, lambda run: results.mean_over_episodes(run, 'return')).splitlines()
     assert lines[:5] == ['## Some: all algorithms', '', 'A note.', '', '| algorithm | One | Two |']
     assert lines[6].startswith('| `dqn` | 3 [1') and lines[6].endswith('<br>4 x 1k |  |')  # IQM: the mean of 2 and 4
-    assert lines[7:] == ['| `ppo` |  | 5<br>1 x 1M |']
+    assert lines[7:] == ['| `ppo` |  | 15,414<br>1 x 1M |']
     assert suite_table(Suite('None', {'none': 'None-v1'}), stored, len) == ''
 
 
