@@ -1,7 +1,7 @@
 """Base class of all algorithms: specs, steps, losses, hooks, replay buffer, optimizers and checkpoints.
 
 An algorithm defines what is computed; the :class:`~alfx.engine.learner.Learner` decides when. The documented training
-methods in :mod:`alfx.algorithms.documented_loops` forward to the learner. Read next:
+methods in :mod:`alfx.algorithms.training_methods` forward to the learner. Read next:
 :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
@@ -20,7 +20,7 @@ from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.base.overrides import is_overridden
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
-from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
+from alfx.algorithms.training_methods import TrainingMethods, make_learner, overridden_loops
 from alfx.checkpoints.files import CheckpointError
 from alfx.checkpoints.reading import extract_sub_state_dict_from_checkpoint
 from alfx.config import TrainerConfig
@@ -46,7 +46,7 @@ _AT_ONCE = (('train_step', 'train_sequence'), ('train_step_offline', 'train_sequ
 
 @configurable
 @keep_former_methods
-class Algorithm(DocumentedLoops, AlgorithmInterface):
+class Algorithm(TrainingMethods, AlgorithmInterface):
     """Base class of all algorithms.
 
     Args:

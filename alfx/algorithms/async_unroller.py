@@ -185,10 +185,10 @@ class AsyncUnroller(UnrollSource):
         self._channel.publish_weights(self._tensors, context.get_global_counter(), context.get_all_progresses(),
                                       self._listen)
 
-    def wants_summaries(self, step: int) -> None:
+    def request_summaries(self, step: int) -> None:
         """Let the next step taken record summaries, and write them at ``step``."""
         self._records = True
-        self._channel.ask_for_summaries(step)
+        self._channel.request_summaries(step)
 
     # The process -----------------------------------------------------------------------------------------------
 

@@ -457,7 +457,7 @@ def _exit_code(error: BaseException) -> Optional[int]:
     from alfx.tensor_specs import SpecError
     from alfx.tree_search.batched_search import SearchError
     from alfx.trainers.callback_runner import CallbackError
-    from alfx.trainers.team.team import ParameterMismatchError
+    from alfx.trainers.distributed.strategies import ParameterMismatchError
     from alfx.utils.discrete_action import NoValidActionError
     from alfx.utils.processes import LostProcessError
     mistakes = (alfx.gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,

@@ -99,7 +99,7 @@ def start(count: int, root_dir: str) -> int:
     from alfx.bin.launch import launch
     from alfx.engine.remote.data_parallel import share
     from alfx.runs import start_checks
-    from alfx.trainers.team.team import shares_of
+    from alfx.trainers.distributed.strategies import shares_of
     start_checks.warn_of_processes(count, f'--num_processes={count}')
     config = TrainerConfig(root_dir=root_dir)
     shares_of(config, count)

@@ -18,18 +18,18 @@ from alfx.engine.rollout import RolloutState, Steps, postprocessed, rollout, sta
 from alfx.tensor_specs import NestedTensor
 
 
-class Due(NamedTuple):
+class UnrollRequest(NamedTuple):
     """The unroll that an iteration needs.
 
     Attributes:
         length: maximum number of steps.
         at_least: minimum number of steps to wait for.
-        debt: fraction of a step that remains to be collected afterwards.
+        remainder: fraction of a step that remains to be collected afterwards.
     """
 
     length: int
     at_least: int
-    debt: float = 0.0
+    remainder: float = 0.0
 
 
 class Collector:
@@ -53,7 +53,7 @@ class Collector:
         self.remote: RemoteUnroll | None = None
         self.inputs: TimeStep | None = None
         self.unroll_state: NestedTensor | None = None
-        self._debt = 0.0  # fraction of a step that a later unroll has to add
+        self._remainder = 0.0  # fraction of a step that a later unroll has to add
         self._has_started = False  # whether the source has been told of this iteration
 
     def use_source(self, source: UnrollSource, update_period: int) -> None:
@@ -66,7 +66,7 @@ class Collector:
         """
         self.remote = RemoteUnroll(source, update_period)
 
-    def due(self, trained_before: bool) -> Due | None:
+    def next_request(self, trained_before: bool) -> UnrollRequest | None:
         """Return the length of the unroll of an iteration that begins now.
 
         Args:
@@ -81,35 +81,35 @@ class Collector:
         if self.remote is not None:
             self._start_iteration(self.remote)
             if not settings.unroll_length:  # take what has arrived; wait for a step if the last iteration was idle
-                return Due(settings.max_unroll_length, 0 if trained_before else 1)
-        total = self._debt + settings.unroll_length
+                return UnrollRequest(settings.max_unroll_length, 0 if trained_before else 1)
+        total = self._remainder + settings.unroll_length
         length = int(total)
         if not length:
-            self._debt = total
+            self._remainder = total
             return None
-        return Due(length, length, total - length)
+        return UnrollRequest(length, length, total - length)
 
     def _start_iteration(self, remote: RemoteUnroll) -> None:
         self._has_started = True
         remote.start_iteration(self._algorithm, context.should_record_summaries(), context.get_summary_step())
 
-    def mark_collected(self, due: Due) -> None:
-        """Record that the unroll ``due`` has been collected."""
-        self._debt = due.debt
+    def mark_collected(self, request: UnrollRequest) -> None:
+        """Record that the unroll ``request`` has been collected."""
+        self._remainder = request.remainder
 
     def _env_steps(self) -> int:
         """Return the environment steps of all processes as of the previous iteration."""
         return (self._algorithm.get_step_metrics()[0].count if context.get_ranks() is None
                 else int(context.get_progress('env_steps')))
 
-    def collect(self, due: Due) -> Experience | None:
+    def collect(self, request: UnrollRequest) -> Experience | None:
         """Collect an unroll, update the metrics and store the experience for replay.
 
         If the algorithm is on-policy, or with ``unroll_with_grad``, or if whole unrolls are trained on, one more step
         follows that is not given to the environment; values are bootstrapped from it.
 
         Args:
-            due: number of steps of each environment.
+            request: number of steps of each environment.
 
         Returns:
             Experience ``[T, B, ...]`` or, with that extra step, ``[T + 1, B, ...]``. On-policy it holds transformed
@@ -120,9 +120,9 @@ class Collector:
             if not self._has_started:  # an overridden train_iter calls unroll directly
                 self._start_iteration(self.remote)
             self._has_started = False
-            steps = self.remote.unroll(algorithm, due.length, due.at_least, bootstrap)
+            steps = self.remote.unroll(algorithm, request.length, request.at_least, bootstrap)
         else:
-            steps = self._step_environments(due.length, bootstrap)
+            steps = self._step_environments(request.length, bootstrap)
         if steps is None:
             return None
         experience, env_steps, self.inputs = steps
@@ -157,7 +157,7 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the rollout as tensors and numbers, without the state of the environments."""
-        state: dict[str, Any] = {'unroll_debt': self._debt}
+        state: dict[str, Any] = {'unroll_debt': self._remainder}
         if self.position is not None:
             now = self.position
             state['cursor'] = nest.flatten((now.time_step, now.inputs, now.state, now.transform_state))
@@ -167,7 +167,7 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, after the state of the environments has been restored."""
-        self._debt = state['unroll_debt']
+        self._remainder = state['unroll_debt']
         if 'cursor' not in state:
             return
         with probe.unchanged(self._algorithm):  # a data transformer, for instance, updates its statistics here
@@ -186,7 +186,7 @@ class Collector:
         The newest steps in the replay buffer become the LAST steps of truncated episodes; FIRST steps are dropped,
         because no action led to them.
         """
-        self._debt, self.unroll_state = state['unroll_debt'], None
+        self._remainder, self.unroll_state = state['unroll_debt'], None
         buffer = self._algorithm.replay_buffer
         if buffer is None:
             return

@@ -14,7 +14,7 @@ from alfx.data_structures import Experience
 from alfx.engine.auxiliary_phase import AuxiliaryPhase
 from alfx.engine.batch_sources import Sample, Stage, stage_of, update_priorities, weights_of
 from alfx.engine.batches import Batches
-from alfx.engine.collector import Collector, Due
+from alfx.engine.collector import Collector, UnrollRequest
 from alfx.engine.contract import Acts
 from alfx.engine.plan import Batch, Computed
 from alfx.engine.plan.eager import Losses
@@ -70,11 +70,11 @@ class Learner:
         """
         algorithm, started = self._algorithm, time.perf_counter()
         algorithm.optimized_parameters()  # raises at the first iteration if a parameter has no optimizer
-        due = None if self.stage is Stage.PRETRAIN else self.collector.due(trained_before=bool(self.num_trained))
+        request = None if self.stage is Stage.PRETRAIN else self.collector.next_request(bool(self.num_trained))
         experience = None
-        if due is not None:
-            experience = self.collect(due)
-            self.collector.mark_collected(due)
+        if request is not None:
+            experience = self.collect(request)
+            self.collector.mark_collected(request)
         collected = time.perf_counter()
         rollout_info = None if experience is None else experience.rollout_info
         if not algorithm.on_policy:
@@ -108,9 +108,9 @@ class Learner:
         """Stage of an iteration that begins now: it trains on collected experience, on datasets, or on both."""
         return stage_of(self._settings, self._algorithm.offline_replay_buffer is not None, context.get_global_counter())
 
-    def collect(self, due: Due) -> Experience | None:
+    def collect(self, request: UnrollRequest) -> Experience | None:
         """Collect an unroll, see :meth:`Collector.collect <alfx.engine.collector.Collector.collect>`."""
-        return self.collector.collect(due)
+        return self.collector.collect(request)
 
     def train_from_unroll(self, experience: Experience, rollout_info: NestedTensor | None) -> int:
         """Make one on-policy update.

@@ -33,7 +33,7 @@ class Tracker:
 
     Args:
         root_dir: run folder; by default the files are written below ``train`` in it.
-        known_as: id of this run in the tracker if it was started before; ``None`` for a new run.
+        run_id: id of this run in the tracker if the run is resumed; ``None`` for a new run.
 
     Attributes:
         run_id: id of this run in the tracker.
@@ -41,7 +41,7 @@ class Tracker:
 
     run_id: str
 
-    def __init__(self, root_dir: str, known_as: str | None):
+    def __init__(self, root_dir: str, run_id: str | None):
         raise NotImplementedError(f'{type(self).__name__}.__init__')
 
     def params(self, values: Mapping[str, str]) -> None:
@@ -64,7 +64,7 @@ class Tracker:
 class WandbTracker(Tracker):
     """Tracker for Weights & Biases; offline unless ``WANDB_MODE`` is set."""
 
-    def __init__(self, root_dir: str, known_as: str | None):
+    def __init__(self, root_dir: str, run_id: str | None):
         import wandb
         folder = os.path.join(root_dir, 'train')
         os.makedirs(folder, exist_ok=True)
@@ -72,7 +72,7 @@ class WandbTracker(Tracker):
         os.environ.setdefault('WANDB_HTTP_TIMEOUT', '20')
         self._run = wandb.init(
             project=os.environ.get('WANDB_PROJECT', _PROJECT), name=os.path.basename(os.path.abspath(root_dir)),
-            id=known_as or uuid.uuid4().hex[:8], resume='allow', dir=folder,
+            id=run_id or uuid.uuid4().hex[:8], resume='allow', dir=folder,
             mode=os.environ.get('WANDB_MODE', 'offline'), settings=wandb.Settings(console='off', silent=True))
         self._run.define_metric('step')
         self._run.define_metric('*', step_metric='step')  # evaluations are logged after later steps
@@ -91,7 +91,7 @@ class WandbTracker(Tracker):
 class MlflowTracker(Tracker):
     """Tracker for MLflow; it writes to ``train/mlflow`` in the run folder unless ``MLFLOW_TRACKING_URI`` is set."""
 
-    def __init__(self, root_dir: str, known_as: str | None):
+    def __init__(self, root_dir: str, run_id: str | None):
         from mlflow import entities
         from mlflow.tracking import MlflowClient
         self._entities = entities
@@ -105,7 +105,7 @@ class MlflowTracker(Tracker):
         name = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self.run_id = known_as or self._client.create_run(
+        self.run_id = run_id or self._client.create_run(
             experiment_id, run_name=os.path.basename(os.path.abspath(root_dir))).info.run_id
         self._client.update_run(self.run_id, status='RUNNING')
         self._params: Mapping[str, str] = self._client.get_run(self.run_id).data.params

@@ -27,7 +27,7 @@ class CallbackRunner:
     Args:
         config: configuration of the run.
         algorithm: root algorithm.
-        team: the processes of the run.
+        strategy: see :mod:`alfx.trainers.distributed.strategies`.
 
     Attributes:
         run: the object that hooks receive.
@@ -37,8 +37,8 @@ class CallbackRunner:
         ConfError: ``TrainerConfig.callbacks`` has an entry that is not a callback, or one of its hooks is never called.
     """
 
-    def __init__(self, config: TrainerConfig, algorithm: Any, team: Any):
-        self._team = team
+    def __init__(self, config: TrainerConfig, algorithm: Any, strategy: Any):
+        self._strategy = strategy
         self._callbacks = _by_name(config.callbacks)
         self.run = TrainingRun(config.root_dir, algorithm)
         self.stopped_by = ''
@@ -77,7 +77,7 @@ class CallbackRunner:
         """
         self._update(iteration, seconds, progress)
         self.run.evaluation = evaluation
-        if not self._team.writes:
+        if not self._strategy.writes:
             return
         for name, callback in self._callbacks.items():
             if name in stored.get('states', {}):
@@ -107,7 +107,7 @@ class CallbackRunner:
         Raises:
             CallbackError: a callback raised.
         """
-        if not self._team.writes:
+        if not self._strategy.writes:
             return
         for name in self.users_of(hook):
             with _named(name, hook):
@@ -117,7 +117,7 @@ class CallbackRunner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all callbacks, for a checkpoint; empty on all ranks but rank 0."""
-        if not self._team.writes:
+        if not self._strategy.writes:
             return {}
         states = {}
         for name, callback in self._callbacks.items():
@@ -136,7 +136,7 @@ class CallbackRunner:
             episodes = [Episode(value, int(length)) for value, length in zip(returns, lengths, strict=True)]
             returns.clear()
             lengths.clear()
-        gathered = self._team.gather((counts, episodes))
+        gathered = self._strategy.gather((counts, episodes))
         if self._metrics:
             run.env_steps, run.episodes = (sum(part[0][i] for part in gathered) for i in range(2))
         run.iteration, run.seconds, run.progress = iteration, seconds, progress

@@ -28,11 +28,11 @@ from alfx.trainers import cpu_tuning, reproducibility
 from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.callback_runner import CallbackRunner
+from alfx.trainers.distributed.strategies import make_strategy
 from alfx.trainers.environment_state import EnvironmentState
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState, is_finite, save_crash
 from alfx.trainers.run_summary import summarize_outputs
-from alfx.trainers.team.team import make_team
 from alfx.utils.processes import GRACE_SECONDS, LostProcessError, lost_program
 from alfx.utils.schedulers import values_over_percent
 
@@ -85,34 +85,34 @@ class Trainer:
         config.required_algorithm_ctor()  # before the environments are created
         start_checks.check_loggers(config.loggers)
         self._config = config
-        self._team = make_team(config, ddp_rank)
+        self._strategy = make_strategy(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)
-        started = self._team.decide(self._start_record.read)
+        started = self._strategy.decide(self._start_record.read)
         self._keep_seed(started.get('random_seed'))
-        config.random_seed = self._team.set_random_seed(config.random_seed)
+        config.random_seed = self._strategy.set_random_seed(config.random_seed)
         self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
             start_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
-        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
+        self._display = self._strategy.display('steps' if self._env is not None and config.collects else 'iterations')
         self._display.message(start_checks.describe_run(self._algorithm, self._env is not None))
         logger.info('random seed %d', config.random_seed)
         start_checks.warn_of_linear_networks()
         if config.summarize_output:
             summarize_outputs(self._algorithm)
-        self._team.start(self._algorithm, config.random_seed)
+        self._strategy.start(self._algorithm, config.random_seed)
         self._environment_state = EnvironmentState(self._env, config, lambda: self._signals.stop_signal is not None)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
-        self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
+        self._checkpointer = self._strategy.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
-        self._summary = self._team.summary(config, self._algorithm, self._metrics())
-        self._callbacks = CallbackRunner(config, self._algorithm, self._team) if config.callbacks else None
+        self._summary = self._strategy.summary(config, self._algorithm, self._metrics())
+        self._callbacks = CallbackRunner(config, self._algorithm, self._strategy) if config.callbacks else None
         if self._callbacks is not None:
             self._state.callbacks = self._callbacks.state_dict
         self._is_stopped = False  # by a callback
-        self._signals = self._team.signals()
+        self._signals = self._strategy.signals()
         self._evaluator: RunEvaluator | None = None
         self._unroll_source: Any = None
         self._summary_interval, self._eval_interval = (
@@ -123,7 +123,7 @@ class Trainer:
         self._evaluated_at = -1
         self._saved_counter, self._saved_iteration, self._checkpoints_done = -1, -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
-        self._conf_recorded = self._evaluation_conf_checked = self._wait_for_temporary_is_over = False
+        self._conf_recorded = self._evaluation_conf_checked = self._temporary_save_is_due = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Trainer:
                 self._apply_callback_requests()  # stop, or keep the best checkpoint
                 if self._checkpoint_is_due():  # num_checkpoints times, and after a signal
                     self._save_checkpoint()
-                elif self._wait_for_temporary_is_over and not self._is_finished():  # about every two minutes
+                elif self._temporary_save_is_due and not self._is_finished():  # about every two minutes
                     self._save_checkpoint(temporary=True)
                 self._show_progress()  # twice a second on a terminal
             self._finish()
@@ -168,7 +168,7 @@ class Trainer:
         if self._config.empty_cache and context.get_default_device().type == 'cuda':
             torch.cuda.empty_cache()
         self._algorithm.learner.run_iteration()
-        self._team.check_parameters(self._algorithm, self._state.iteration + 1)
+        self._strategy.check_parameters(self._algorithm, self._state.iteration + 1)
         if not self._conf_recorded:
             self._conf_recorded = True
             self._record_conf()
@@ -181,8 +181,8 @@ class Trainer:
         self._restore_folder()
         with context.record_if(True):
             if self._env is not None:
-                self._team.summarize_metrics(self._algorithm)
-            infos = self._team.gather([] if self._env is None else self._env.latest_final_infos())
+                self._strategy.summarize_metrics(self._algorithm)
+            infos = self._strategy.gather([] if self._env is None else self._env.latest_final_infos())
             self._summary.write(self._state.iteration, self._state.seconds, [*itertools.chain(*infos)],
                                 self._take_logged())
 
@@ -204,7 +204,7 @@ class Trainer:
         if self._callbacks is None:
             return
         run, stopped_by = self._callbacks.run, self._callbacks.stopped_by
-        self._is_stopped, keeps_best = self._team.decide(lambda: (bool(stopped_by), run.keeps_best))
+        self._is_stopped, keeps_best = self._strategy.decide(lambda: (bool(stopped_by), run.keeps_best))
         if keeps_best:
             self._checkpointer.save(context.get_global_counter(), subfolder=run_files.BEST)
         run.keeps_best = False
@@ -217,7 +217,7 @@ class Trainer:
         self._environment_state.advance()
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
-        self._wait_for_temporary_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
+        self._temporary_save_is_due = self._strategy.agree(self._state.iteration, time.monotonic() > self._next_save)
         env_steps = self.current_env_steps()
         self._state.steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
         self._update_progress(env_steps)
@@ -252,7 +252,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._evaluated_at = self._state.iteration
-        self._team.evaluate(self._algorithm, self._evaluate_here)
+        self._strategy.evaluate(self._algorithm, self._evaluate_here)
         self._show_messages()
         if self._callbacks is not None:
             self._callbacks.end_evaluation(self._latest_evaluation())
@@ -410,14 +410,14 @@ class Trainer:
         """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""
         config = self._config
         if chosen_before is None or not gin_utils.has_checkpoint(config.root_dir):  # from a start that failed
-            chosen_before = self._team.decide(lambda: list(cpu_tuning.choose(self._algorithm, config, self._work())))
+            chosen_before = self._strategy.decide(lambda: [*cpu_tuning.choose(self._algorithm, config, self._work())])
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
         """Start the run, or resume it from the latest checkpoint."""
         self._record_start()
         saved_at, counter = 0.0, -1
-        if self._team.decide(self._checkpointer.has_checkpoint):
+        if self._strategy.decide(self._checkpointer.has_checkpoint):
             conf_settings = forking.OptimizerSettings(self._algorithm)
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
             if forking.branched_at(self._config.root_dir) == step:
@@ -429,12 +429,12 @@ class Trainer:
                 logger.warning('resuming with %d torch threads instead of %d, the number of available cores; the '
                                'results differ by rounding', self._state.tuning.num_threads, threads)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step), self._environment_state.restore)
-            self._team.agree(self._state.iteration, False)  # exchanges the counters
+            self._strategy.agree(self._state.iteration, False)  # exchanges the counters
             self._saved_counter, self._saved_iteration = counter, self._state.iteration
             self._display.message(f'resuming from {self._checkpointer.path(step)}, {self.progress():.1%} done')
             reproducibility.warn_on_resume(self._algorithm, self._config, self.current_env_steps())
         reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
-        if self._team.writes:  # remove entries logged after the checkpoint, because they will be logged again
+        if self._strategy.writes:  # remove entries logged after the checkpoint, because they will be logged again
             self._summary.cut(self._state.iteration - 1)
             run_files.cut_results(self._config.root_dir, saved_at, counter)
             self._summary.start_trackers(counter)
@@ -447,7 +447,7 @@ class Trainer:
             self._callbacks.start(self._state.loaded_callbacks, self._state.iteration, self._state.seconds,
                                   self.progress(), self._latest_evaluation())
             self._apply_callback_requests()
-        if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
+        if counter >= 0 and self._eval_is_due() and not self._strategy.decide(self._has_evaluation):
             self._evaluate()
             self._apply_callback_requests()  # before the parameters change
 
@@ -482,7 +482,7 @@ class Trainer:
                 try:
                     yield
                 finally:
-                    self._team.report(sys.exception())
+                    self._strategy.report(sys.exception())
                     self._save_after_error(sys.exception())
         finally:
             self._close(wait=sys.exception() is None and self._signals.stop_signal is None)
@@ -491,7 +491,7 @@ class Trainer:
         """Do the last evaluation and write the last checkpoint."""
         stop_signal = self._signals.stop_signal
         evaluates = self._config.evaluate or self._config.eval_uncertainty
-        if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
+        if stop_signal is None and evaluates and not self._strategy.decide(self._has_evaluation):
             self._evaluate()
             self._apply_callback_requests()
         if stop_signal is None:
@@ -558,18 +558,18 @@ class Trainer:
                                   'latest checkpoint')
         elif isinstance(error, (NonFiniteLossError, LostProcessError)):
             if isinstance(error, LostProcessError):
-                self._team.reject_distributed_state()
+                self._strategy.leave_group()
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
             self._display.message('the state before the error is saved in '
                                   f'{self._checkpointer.path(self._saved_counter)}')
-        elif (isinstance(error, Exception) and self._team.writes and
+        elif (isinstance(error, Exception) and self._strategy.writes and
               not isinstance(error, (CheckpointError, run_lock.ReplacedFolderError))):
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:
         """Restore a deleted run folder before writing, unless another run has started there."""
-        if not self._team.writes:
+        if not self._strategy.writes:
             return
         run_lock.renew(self._config.root_dir)
         if gin_utils.rewrite_conf(self._config.root_dir):
@@ -578,7 +578,7 @@ class Trainer:
             self._record_start()
 
     def _record_start(self) -> None:
-        if self._team.writes:
+        if self._strategy.writes:
             axis = 'env_steps' if self._config.summarizes_over_env_steps else 'global_counter'
             self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning),
                                      summary_axis=axis)
@@ -607,9 +607,9 @@ class Trainer:
         unused = [b for b in gin_utils.unused_bindings() if not b.is_for_evaluation]
         if self._state.iteration == 0:  # a resumed run only gets a warning
             gin_utils.refuse_unused(unused)
-        elif self._team.writes:
+        elif self._strategy.writes:
             gin_utils.warn_of_unused(unused)
-        if self._team.writes:
+        if self._strategy.writes:
             gin_utils.write_operative(self._config.root_dir)
 
 
@@ -684,7 +684,7 @@ class RLTrainer(Trainer):
             return True
         if config.num_episodes and self._num_episodes() >= config.num_episodes:
             return True
-        if config.stop_at_return is not None and self._team.decide(self._has_reached_return):
+        if config.stop_at_return is not None and self._strategy.decide(self._has_reached_return):
             return True
         return self._ends_at_env_steps() and self.current_env_steps() >= config.num_env_steps
 

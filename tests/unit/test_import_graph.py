@@ -18,7 +18,7 @@ APART = {
     'alfx.nest.utils',  # works on specs, which are made of nests
     'alfx.distributions.transforms',  # distributions are made of these; other files of utils are made of distributions
 }
-USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.documented_loops',
+USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.training_methods',
                   'alfx.algorithms.rl_algorithm', 'alfx.algorithms.async_unroller'}
 USE_TORCH_INTERNALS = {
     'alfx.engine.plan.torch_internals',

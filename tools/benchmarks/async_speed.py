@@ -112,10 +112,10 @@ def parts(run: Run) -> tuple[float, float]:
     learner, spent = run.algorithm.learner, [0.0, 0.0]
     for _ in range(100):
         times = [time.perf_counter()]
-        due = learner.collector.due(trained_before=True)
-        if due is not None:
-            learner.collect(due)
-            learner.collector.mark_collected(due)
+        request = learner.collector.next_request(trained_before=True)
+        if request is not None:
+            learner.collect(request)
+            learner.collector.mark_collected(request)
         times.append(time.perf_counter())
         learner.train_from_replay(counts_updates=True)
         times.append(time.perf_counter())

@@ -17,7 +17,7 @@ from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.engine.rollout import Steps, metric_fields
 from alfx.tensor_specs import TensorSpec
 
-_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # indices of the orders: stop, summary step, number of summary orders
+_STOP, _RECORD, _RECORD_REQUESTS = 0, 1, 2  # indices of: stop, summary step, number of summary requests
 
 
 class Timing(NamedTuple):
@@ -67,8 +67,8 @@ class UnrollChannel:
                                   [TensorSpec((1 + len(self._progress_names), ), torch.float64)], purpose, mp_context)
         self._statistics = Published([TensorSpec(tensors[key].shape, tensors[key].dtype) for key in buffers] +
                                      [TensorSpec((len(buffers), ), torch.bool)], purpose, mp_context)
-        self._orders = mp_context.RawArray('q', 3)
-        self._record_orders_seen = 0
+        self._requests = mp_context.RawArray('q', 3)
+        self._record_requests_seen = 0
 
     def _record(self, steps: Steps, timing: Timing) -> tuple:
         """Return the nest that goes through the ring, without duplicates."""
@@ -98,14 +98,14 @@ class UnrollChannel:
         return Steps(experience, env_steps, inputs), Timing(*timing)
 
     def publish_weights(self, tensors: dict[str, torch.Tensor], global_counter: int, progresses: dict[str, float],
-                        look_around: Callable[[], None]) -> None:
+                        check_peers: Callable[[], None]) -> None:
         """Publish new weights for the actor.
 
         Args:
             tensors: result of ``policy_tensors``.
             global_counter: the learner's counter.
             progresses: progress values that schedules depend on.
-            look_around: called periodically while waiting; may raise an error to end the wait.
+            check_peers: called periodically while waiting; may raise an error to end the wait.
         """
         numbers = torch.tensor([float(global_counter), *(progresses[name] for name in self._progress_names)],
                                dtype=torch.float64)
@@ -115,51 +115,51 @@ class UnrollChannel:
                 torch._foreach_copy_(shared[:-1], [tensors[key] for key in self._weight_keys])
             shared[-1].copy_(numbers)
 
-        self._weights.publish(write, look_around)
+        self._weights.publish(write, check_peers)
 
     def take_statistics(self, write: Callable[[dict[str, torch.Tensor]], None],
-                        look_around: Callable[[], None]) -> None:
+                        check_peers: Callable[[], None]) -> None:
         """Call ``write(tensors)`` with the tensors that acting has changed, by key, if there are new ones."""
 
         def read(shared: list[torch.Tensor]) -> None:
             is_changed = shared[-1].tolist()
             write({key: shared[i] for i, key in enumerate(self._statistic_keys) if is_changed[i]})
 
-        self._statistics.take(read, look_around)
+        self._statistics.take(read, check_peers)
 
-    def ask_for_summaries(self, step: int) -> None:
+    def request_summaries(self, step: int) -> None:
         """Request that the actor records summaries in its next step and writes them at ``step``."""
-        self._orders[_RECORD] = step
-        self._orders[_RECORD_ORDERS] += 1
+        self._requests[_RECORD] = step
+        self._requests[_RECORD_REQUESTS] += 1
 
     def stop(self) -> None:
         """Ask the actor process to end."""
-        self._orders[_STOP] = 1
+        self._requests[_STOP] = 1
 
     # Actor process ---------------------------------------------------------------------------------------------
 
     @property
     def is_stopped(self) -> bool:
         """Return whether the actor process has been asked to end."""
-        return bool(self._orders[_STOP])
+        return bool(self._requests[_STOP])
 
-    def take_summary_order(self) -> int | None:
+    def take_summary_request(self) -> int | None:
         """Return the step at which to write the summaries of the next environment step; ``None`` for no summaries."""
-        orders = self._orders[_RECORD_ORDERS]
-        if orders == self._record_orders_seen:
+        requests = self._requests[_RECORD_REQUESTS]
+        if requests == self._record_requests_seen:
             return None
-        self._record_orders_seen = orders
-        return self._orders[_RECORD]
+        self._record_requests_seen = requests
+        return self._requests[_RECORD]
 
     def take_weights(self, load: Callable[[dict[str, torch.Tensor], int, dict[str, float]], None],
-                     look_around: Callable[[], None]) -> bool:
+                     check_peers: Callable[[], None]) -> bool:
         """Call ``load(tensors, global_counter, progresses)`` if there are new weights; return whether there are."""
 
         def read(shared: list[torch.Tensor]) -> None:
             counter, *progresses = shared[-1].tolist()
             load(dict(zip(self._weight_keys, shared)), int(counter), dict(zip(self._progress_names, progresses)))
 
-        return self._weights.take(read, look_around)
+        return self._weights.take(read, check_peers)
 
     def put(self, steps: Steps, timing: Timing) -> None:
         """Put one step, ``[1, B, ...]`` and ``[1]``, into the ring, which has space for it.
@@ -173,7 +173,7 @@ class UnrollChannel:
         self.ring.put(leaves)
 
     def publish_statistics(self, changed: Collection[str], tensor: Callable[[str], torch.Tensor],
-                           look_around: Callable[[], None]) -> None:
+                           check_peers: Callable[[], None]) -> None:
         """Publish the tensors that acting has changed: ``tensor(key)`` for each key in ``changed``."""
 
         def write(shared: list[torch.Tensor]) -> None:
@@ -184,7 +184,7 @@ class UnrollChannel:
 
         if changed:
             with torch.no_grad():
-                self._statistics.publish(write, look_around)
+                self._statistics.publish(write, check_peers)
 
     def _check(self, leaves: Sequence[torch.Tensor]) -> None:
         found = [TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -159,14 +159,14 @@ class Ranks:
             except RuntimeError:
                 if work.is_completed():  # it may have succeeded just after the timeout
                     return self._attempt(work.wait)
-            self._look_around()
+            self._check_peers()
 
     def _wait_for_device(self, work: Any) -> None:
         """Wait for NCCL, which does not notice dead ranks, and check the other ranks meanwhile."""
         check_at = time.monotonic() + LIVENESS_CHECK_SECONDS
         while not work.is_completed():
             if time.monotonic() > check_at:
-                self._look_around()
+                self._check_peers()
                 check_at = time.monotonic() + LIVENESS_CHECK_SECONDS
             time.sleep(0)
         self._attempt(work.wait)
@@ -213,7 +213,7 @@ class Ranks:
         except RuntimeError:
             return None
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         """Check the other ranks.
 
         Raises:

@@ -55,7 +55,7 @@ class UnrollSource(abc.ABC):
         The statistics of worker 0 are used. If they arrive with the steps, ``gather`` keeps them until this is called.
         """
 
-    def wants_summaries(self, step: int) -> None:  # noqa: B027 - optional
+    def request_summaries(self, step: int) -> None:  # noqa: B027 - optional
         """Request summaries of acting at this step; called in iterations that write summaries."""
 
     @abc.abstractmethod
@@ -92,7 +92,7 @@ class RemoteUnroll:
             self._source.update_parameter(algorithm)
         self._iteration += 1
         if records:
-            self._source.wants_summaries(summary_step)
+            self._source.request_summaries(summary_step)
 
     def unroll(self, algorithm: Acts, length: int, at_least: int, bootstrap: bool) -> Steps | None:
         """Return the next unroll.

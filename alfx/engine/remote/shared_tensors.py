@@ -102,35 +102,35 @@ class Published:
         self._lock = context.Semaphore(1)
         self._seen = 0
 
-    def publish(self, write: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> None:
+    def publish(self, write: Callable[[list[torch.Tensor]], None], check_peers: Callable[[], None]) -> None:
         """Write a new version.
 
         Args:
             write: receives the shared tensors.
-            look_around: called periodically while the other process reads; may raise an error to end the wait.
+            check_peers: called periodically while the other process reads; may raise an error to end the wait.
         """
-        with self._locked(look_around):
+        with self._locked(check_peers):
             write(self._shared.tensors)
             self._version.tensors[0].add_(1)
 
-    def take(self, read: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> bool:
+    def take(self, read: Callable[[list[torch.Tensor]], None], check_peers: Callable[[], None]) -> bool:
         """Read the latest version if it has not been read yet; return whether it is new.
 
         Args:
             read: receives the shared tensors, and copies what it needs.
-            look_around: called periodically while the other process writes; may raise an error to end the wait.
+            check_peers: called periodically while the other process writes; may raise an error to end the wait.
         """
         if int(self._version.tensors[0]) == self._seen:
             return False
-        with self._locked(look_around):
+        with self._locked(check_peers):
             read(self._shared.tensors)
             self._seen = int(self._version.tensors[0])
         return True
 
     @contextlib.contextmanager
-    def _locked(self, look_around: Callable[[], None]) -> Iterator[None]:
+    def _locked(self, check_peers: Callable[[], None]) -> Iterator[None]:
         while not self._lock.acquire(timeout=POLL_SECONDS):
-            look_around()
+            check_peers()
         try:
             yield
         finally:

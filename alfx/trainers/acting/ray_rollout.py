@@ -119,7 +119,7 @@ class RayRollout(UnrollSource):
         if packed is not None:
             self._own_statistics.write(unpack(packed))
 
-    def wants_summaries(self, step: int) -> None:
+    def request_summaries(self, step: int) -> None:
         """Make worker 0 record summaries of acting, as the representative of all workers."""
         self._workers[0].tell('record', step)
 

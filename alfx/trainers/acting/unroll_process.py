@@ -55,7 +55,7 @@ def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: A
                 time.sleep(min(left, POLL_SECONDS))
                 check_stop()
         channel.take_weights(worker.load, check_stop)
-        summary_step = channel.take_summary_order()
+        summary_step = channel.take_summary_request()
         started = time.perf_counter()
         steps = worker.collect(1) if summary_step is None else _recorded_step(worker, summary_step, tell)
         if infos := worker.take_final_infos():

@@ -76,7 +76,7 @@ def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeyp
     local, algorithm = make_algorithm(config), learner(config)
     unroller = start(config, algorithm)
     assert unroller.gather_unroll_results(0, 5) == []  # no weights, no steps
-    unroller.wants_summaries(17)
+    unroller.request_summaries(17)
     context.update_progress('percent', 0.25)
     unroller.update_parameter(algorithm)
     writer = Writer()

@@ -16,7 +16,7 @@ from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.tensor_specs import SpecError
 from alfx.trainers import conf_check
-from alfx.trainers.team.team import ParameterMismatchError
+from alfx.trainers.distributed.strategies import ParameterMismatchError
 
 PARSER = conf_flags.Parser('program.py', 'Test the flags.', conf_flags.CONF)
 conf_flags.define_conf_flags(PARSER)

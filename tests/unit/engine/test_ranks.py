@@ -17,7 +17,8 @@ from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBu
 from alfx.norm_layers import BatchNorm
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers.team.team import ParameterMismatchError, Distributed, check_config, check_data, check_layers
+from alfx.trainers.distributed.strategies import (
+    Distributed, ParameterMismatchError, check_config, check_data, check_layers)
 from alfx.utils import running_stats
 from alfx.utils.processes import LostProcessError
 

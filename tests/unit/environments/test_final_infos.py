@@ -15,7 +15,7 @@ from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.runs.evaluator import read_results
-from alfx.trainers.team.team import Distributed
+from alfx.trainers.distributed.strategies import Distributed
 
 
 class Reaching(gymnasium.Env):

@@ -26,13 +26,13 @@ class Recorder(trackers.Tracker):
 
     made: list = []
 
-    def __init__(self, root_dir, known_as):
-        self.known_as, self.rows, self.bindings, self.is_closed = known_as, [], {}, False
+    def __init__(self, root_dir, run_id):
+        self.resumed_id, self.rows, self.bindings, self.is_closed = run_id, [], {}, False
         self.made.append(self)
 
     @property
     def run_id(self):
-        return self.known_as or 'first'
+        return self.resumed_id or 'first'
 
     def params(self, values):
         self.bindings.update(values)
@@ -68,7 +68,7 @@ def test_a_tracker_gets_summaries_and_evaluations_even_after_resuming(
     train(tmp_path / 'run', 4, ['wandb'])
     train(tmp_path / 'run', 6, ['wandb'])
     first, second = recorders
-    assert (first.known_as, second.known_as) == (None, 'first') and first.is_closed and second.is_closed
+    assert (first.resumed_id, second.resumed_id) == (None, 'first') and first.is_closed and second.is_closed
     assert first.bindings['PPOLoss.gamma'] == '0.98'
 
     table = read_table(str(tmp_path / 'run' / 'progress.csv'))
@@ -118,14 +118,14 @@ def test_a_server_that_does_not_answer_is_named_before_the_run(monkeypatch, name
 
 @pytest.mark.parametrize('attributes', [{}, {'run_id': 3}])
 def test_a_tracker_without_a_run_id_is_rejected(tmp_path, monkeypatch, attributes):
-    own = type('Own', (), {'__init__': lambda self, root_dir, known_as: None, **attributes})
+    own = type('Own', (), {'__init__': lambda self, root_dir, run_id: None, **attributes})
     monkeypatch.setitem(trackers.TRACKERS, 'own', own)
     with pytest.raises(ConfError, match="'own' cannot be started: Own.__init__ has to set run_id to a string"):
         trackers.Trackers(['own'], str(tmp_path))
 
 
 def test_a_tracker_that_cannot_start_ends_the_run_before_training(recorders, tmp_path, monkeypatch):
-    def fail(root_dir, known_as):
+    def fail(root_dir, run_id):
         raise OSError('no server')
 
     monkeypatch.setitem(trackers.TRACKERS, 'wandb', fail)

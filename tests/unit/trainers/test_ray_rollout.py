@@ -82,7 +82,7 @@ def test_two_workers_run_concurrently_and_one_is_killed(make, caplog):
     caplog.set_level(logging.INFO)
     algorithm, source = make(*SAMPLED, 'TrainerConfig.unroll_queue_size=8', 'Steering.talks=True',
                              'Steering.counts=True', 'create_environment.num_parallel_environments=2', workers=2)
-    source.wants_summaries(17)
+    source.request_summaries(17)
     context.update_progress('percent', 0.25)
     source.update_parameter(algorithm)
     writer = Writer()

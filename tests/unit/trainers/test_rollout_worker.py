@@ -177,11 +177,11 @@ def test_without_bootstrapping_no_step_is_repeated(tmp_path, monkeypatch):
 def collect_if_due(algorithm):
     """Return the experience that the next iteration of ``algorithm`` collects, or ``None``."""
     learner = algorithm.learner
-    due = learner.collector.due(trained_before=bool(learner.num_trained))
-    if due is None:
+    request = learner.collector.next_request(trained_before=bool(learner.num_trained))
+    if request is None:
         return None
-    experience = learner.collect(due)
-    learner.collector.mark_collected(due)
+    experience = learner.collect(request)
+    learner.collector.mark_collected(request)
     return experience
 
 

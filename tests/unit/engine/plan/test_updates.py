@@ -170,7 +170,7 @@ def test_a_loaded_checkpoint_is_seen_by_the_graph(replayed_at_once):
     for trained in (agent, other):
         trained.load_state_dict(state)
         trained._replay_buffer = agent.replay_buffer
-        trained.learner.collector.due = lambda trained_before: None
+        trained.learner.collector.next_request = lambda trained_before: None
         torch.manual_seed(2)
         trained.train_iter()
     assert num_graphs(agent)
@@ -232,7 +232,7 @@ def test_a_copied_agent_trains_as_its_original():
     train([agent], 3)
     agents = agent, copy.deepcopy(agent)
     for each in agents:
-        each.learner.collector.due = lambda trained_before: None
+        each.learner.collector.next_request = lambda trained_before: None
         torch.manual_seed(5)
         each.train_iter()
     assert_same_parameters(agents, **EXACT)

@@ -1,7 +1,7 @@
 """Checkpoints of distributed training in the format of a single process. Rank 0 writes the joined state of all ranks.
 
-See :mod:`alfx.trainers.team.joint_state` for the joined state. The checkpoint also contains the rollout state, the
-environment state and the random state of each rank, for a run that is resumed with the same number of ranks. With a
+See :mod:`alfx.trainers.distributed.joint_state` for the joined state. The checkpoint also contains the rollout state,
+the environment state and the random state of each rank, for a run that is resumed with the same number of ranks. With a
 different number of ranks new episodes start.
 """
 import contextlib
@@ -12,7 +12,7 @@ from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.checkpoints.files import CheckpointError
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.trainers import run_state
-from alfx.trainers.team import joint_state
+from alfx.trainers.distributed import joint_state
 
 logger = logging.getLogger(__name__)
 _ALGORITHM, _TRAINER = 'alg', 'trainer'

@@ -1,4 +1,4 @@
-"""The documented training methods of an algorithm, each of which forwards to its learner or updater.
+"""Training methods of an algorithm that users may call or override; each forwards to its learner or updater.
 
 A trainer drives the learner directly. These methods exist for code that trains an algorithm by itself, and for classes
 that override one of them: a :class:`CustomLearner` then calls the overriding method in the iteration.
@@ -11,14 +11,14 @@ from torch import nn
 
 from alfx.config import TrainerConfig
 from alfx.data_structures import BatchInfo, Experience, LossInfo
-from alfx.engine.collector import Due
+from alfx.engine.collector import UnrollRequest
 from alfx.engine.learner import Learner
 from alfx.engine.plan import Batch, Computed
 from alfx.engine.updater import Updater
 from alfx.tensor_specs import NestedTensor
 
 
-class DocumentedLoops:
+class TrainingMethods:
     """Training methods that :class:`~alfx.algorithms.algorithm.Algorithm` inherits."""
 
     if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DocumentedLoops:
             Experience ``[T, B, ...]`` or, with that extra step, ``[T + 1, B, ...]``. On-policy it holds transformed
             time steps, otherwise those of the environment.
         """
-        return self.learner.collector.collect(Due(unroll_length, unroll_length))
+        return self.learner.collector.collect(UnrollRequest(unroll_length, unroll_length))
 
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
         """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer.
@@ -129,17 +129,17 @@ class DocumentedLoops:
         Raises:
             RuntimeError: this process has not joined any others, or has another rank.
         """
-        parts = [part.updater for part in cast(nn.Module, self).modules() if isinstance(part, DocumentedLoops)]
+        parts = [part.updater for part in cast(nn.Module, self).modules() if isinstance(part, TrainingMethods)]
         self.updater.join_ranks(rank, parts)
 
 
 _LOOPS = ('train_iter', 'unroll', 'train_from_unroll', 'train_from_replay_buffer', 'update_with_gradient')
 
 
-def overridden_loops(algorithm: DocumentedLoops) -> dict[str, Callable[..., Any]]:
+def overridden_loops(algorithm: TrainingMethods) -> dict[str, Callable[..., Any]]:
     """Return the training methods that the class of ``algorithm`` overrides, by name."""
     return {name: getattr(algorithm, name) for name in _LOOPS
-            if getattr(type(algorithm), name) is not getattr(DocumentedLoops, name)}
+            if getattr(type(algorithm), name) is not getattr(TrainingMethods, name)}
 
 
 def make_learner(algorithm: Any, updater: Updater, config: TrainerConfig | None) -> Learner:
@@ -166,9 +166,9 @@ class CustomLearner(Learner):
         """Run ``train_iter`` of the algorithm."""
         return self._overridden.get('train_iter', self.iterate)()
 
-    def collect(self, due: Due) -> Experience | None:
+    def collect(self, request: UnrollRequest) -> Experience | None:
         """Collect by ``unroll`` of the algorithm."""
-        return self._overridden['unroll'](due.length) if 'unroll' in self._overridden else super().collect(due)
+        return self._overridden['unroll'](request.length) if 'unroll' in self._overridden else super().collect(request)
 
     def train_from_unroll(self, experience: Experience, rollout_info: NestedTensor | None) -> int:
         """Train by ``train_from_unroll`` of the algorithm."""

@@ -13,9 +13,9 @@ from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import ObservationNormalizer
-from alfx.algorithms.documented_loops import CustomLearner
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.training_methods import CustomLearner
 from alfx.checkpoints.checkpointer import Checkpointer
 from alfx.data_structures import LossInfo
 from alfx.engine.learner import Learner

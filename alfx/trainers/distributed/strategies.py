@@ -24,11 +24,11 @@ from alfx.gin_utils.value_checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.norm_layers import is_batch_norm
 from alfx.summary.writer import SilentWriter
+from alfx.trainers.distributed import joint_state
+from alfx.trainers.distributed.joint_checkpoint import JointCheckpointer
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
-from alfx.trainers.team import joint_state
-from alfx.trainers.team.joint_checkpoint import JointCheckpointer
 from alfx.utils import random_state
 from alfx.utils.processes import is_orphan
 
@@ -42,7 +42,7 @@ class ParameterMismatchError(RuntimeError):
     """Raised if the parameters differ between ranks."""
 
 
-def make_team(config: TrainerConfig, ddp_rank: int) -> Any:
+def make_strategy(config: TrainerConfig, ddp_rank: int) -> Any:
     """Create a :class:`Distributed` for a rank, or a :class:`SingleProcess` for ``ddp_rank`` -1.
 
     Raises:
@@ -109,7 +109,7 @@ class SingleProcess:
     def report(self, error: BaseException | None) -> None:
         """Tell the other ranks about the error that ends training, if there is one."""
 
-    def reject_distributed_state(self) -> None:
+    def leave_group(self) -> None:
         """Write checkpoints without the other ranks from now on, because some are lost."""
 
 
@@ -257,7 +257,7 @@ class Distributed:
         if error is not None:
             self._ranks.report(error)
 
-    def reject_distributed_state(self) -> None:
+    def leave_group(self) -> None:
         """Write checkpoints without the other ranks from now on; the first surviving rank writes its own state."""
         assert self._checkpointer is not None, 'training has not started'
         self._checkpointer.leave_group({metric.name: int(metric.result())
