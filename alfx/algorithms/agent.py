@@ -45,8 +45,8 @@ class Connection(NamedTuple):
 
     field: str
     part: Algorithm
-    sees: Any
-    gives: Any
+    input_spec: Any
+    output_spec: Any
 
 
 class _Parts:
@@ -55,11 +55,11 @@ class _Parts:
     def __init__(self) -> None:
         self.connections: list[Connection] = []
 
-    def add(self, field: str, part: Any, sees: Any, gives: Any) -> Any:
-        """Add a part, unless it is None, and return it; ``gives`` may name the attribute that holds the spec."""
+    def add(self, field: str, part: Any, input_spec: Any, output: Any) -> Any:
+        """Add a part, unless it is None, and return it; ``output``: a spec, or the name of its attribute."""
         if part is not None:
-            gives = getattr(part, gives) if gives in ('output_spec', 'action_spec') else gives
-            self.connections.append(Connection(field, part, sees, gives))
+            output = getattr(part, output) if output in ('output_spec', 'action_spec') else output
+            self.connections.append(Connection(field, part, input_spec, output))
         return part
 
     def helper(self, not_stepped: Algorithm | None) -> AgentHelper:

@@ -77,7 +77,7 @@ class MIEstimator(Algorithm):
         fc_layers: sizes of the hidden layers if ``model`` is ``None``; a number for one layer.
         sampler: source of the y of Q, see above; ignored by ML.
         buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are saved in checkpoints.
-        optimizer: trains the network; ``None``: the parent's.
+        optimizer: trains the network; ``None``: the optimizer of the enclosing algorithm does.
         estimator_type: 'DV', 'KLD', 'JSD' or 'ML'.
         averager: averages ``E_Q[exp(T)]``, a scalar, over batches; ``None``: a ``ScalarAdaptiveAverager`` for DV, no
             averager for KLD and JSD. With an averager, KLD and JSD take T relative to its logarithm. Not with ML.

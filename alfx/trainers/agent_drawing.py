@@ -21,14 +21,13 @@ def agent_lines(agent: Agent, owners: dict[int, str]) -> list[str]:
         Lines of text with the input and output of each part, its parameters and their optimizers, and the size of the
         data in the replay buffer per step.
     """
-    connections = agent.connections()
-    rows = [(connection.field, type(connection.part).__name__, describe(connection.sees), describe(connection.gives),
-             _training(connection.part.parameters(), owners)) for connection in connections]
+    rows = [(field, type(part).__name__, describe(input_spec), describe(output_spec),
+             _training(part.parameters(), owners)) for field, part, input_spec, output_spec in agent.connections()]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ['data flow of a step:']
-    for number, (field, name, sees, gives, _) in enumerate(rows):
+    for number, (field, name, inputs, outputs, _) in enumerate(rows):
         arm = '└─' if number == len(rows) - 1 else '├─'
-        lines.append(f'  {arm} {field:{widths[0]}}  {name:{widths[1]}}  {sees} ─> {gives}')
+        lines.append(f'  {arm} {field:{widths[0]}}  {name:{widths[1]}}  {inputs} ─> {outputs}')
     lines += ['', 'trained parameters:']
     lines += [f'  {field:{widths[0]}}  {training}' for field, _, _, _, training in rows]
     lines += [f'  loss: {" + ".join(agent.fields_with_loss())}']

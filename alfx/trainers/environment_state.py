@@ -2,8 +2,8 @@
 
 States of environments that alfx knows are saved and restored. The state of any other environment is restored only after
 :mod:`alfx.environments.state_check` has verified it. A run starts the verification in the background after its first
-checkpoint. Every checkpoint contains a recording, and its state is verified again when the run resumes: what exists
-only in the process, such as a world behind a handle, may have changed since.
+checkpoint. Every checkpoint contains a recording, and its state is verified again when the run resumes: state outside
+of the attributes, such as that of a simulator reached through a handle, may have changed since.
 """
 import logging
 import os
@@ -180,8 +180,8 @@ class _Verification:
                          1 if is_single else env.batch_size), file)
             pickle.dump(recordings, file)
             file.seek(0)
-            # not a fork, in which addresses and numbers of files would be valid, and not spawned by multiprocessing,
-            # which would import the main module again; a new session gets no Ctrl-C
+            # not a fork, in which memory addresses and file descriptors would be valid, and not spawned by
+            # multiprocessing, which would import the main module again; a new session gets no Ctrl-C
             path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
             self._process = subprocess.Popen([sys.executable, '-m', __name__], stdin=file, stdout=self._output,
                                              stderr=self._output, start_new_session=True,

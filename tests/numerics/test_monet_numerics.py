@@ -41,7 +41,7 @@ class TestMixtureLoss:
             expected[b] -= math.log(likelihood)
         torch.testing.assert_close(mixture_loss(image, log_mask, mean, sigma), expected)
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         # one pixel, one channel, x = 0; half of it of N(0, 0.1), half of N(0.2, 0.2):
         # 0.5 * 3.9894228 + 0.5 * 1.9947114 * exp(-0.5) = 1.9947114 + 0.6049268 = 2.5996382; -log of it = -0.9553723
         loss = mixture_loss(torch.zeros(1, 1, 1, 1), torch.full((1, 2, 1, 1), math.log(0.5)),
@@ -74,7 +74,7 @@ class TestMaskLoss:
                 expected[b] += q * math.log(q / p)
         torch.testing.assert_close(mask_loss(log_mask, logits), expected)
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         # q = (0.5, 0.5), p = (0.8, 0.2): 0.5 log(0.625) + 0.5 log(2.5) = 0.2231436, at each of two pixels
         log_mask = torch.full((1, 2, 1, 2), math.log(0.5))
         logits = torch.tensor([math.log(4.0), 0.0]).view(1, 2, 1, 1).expand(1, 2, 1, 2)
@@ -188,7 +188,7 @@ class TestAdjustedRandIndex:
                     for x, y, m in zip(labels, clusters, counted)]
         torch.testing.assert_close(adjusted_rand_index(labels, clusters, counted), torch.tensor(expected))
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         # labels 0 0 0 1 1 1, clusters 0 0 1 1 2 2: n = [[2, 1, 0], [0, 1, 2]], index 2, sums of pairs 6 and 3 of 15,
         # expected 18 / 15 = 1.2, most 4.5: (2 - 1.2) / (4.5 - 1.2) = 8 / 33
         index = adjusted_rand_index(torch.tensor([[0, 0, 0, 1, 1, 1]]), torch.tensor([[0, 0, 1, 1, 2, 2]]))

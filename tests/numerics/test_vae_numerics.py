@@ -19,7 +19,7 @@ from alfx.utils.math_ops import identity
 
 class TestGaussianDivergence:
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         one = torch.ones(1)
         assert gaussian_kld(one, torch.zeros(1)).item() == pytest.approx(0.5)  # only the mean differs, by 1
         # only the variance differs, 4: (4 - 1 - log 4) / 2
@@ -52,7 +52,7 @@ class TestGaussianDivergence:
 
 class TestCategoricalDivergence:
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         logits = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
         # log 3 minus the entropy, 1.5 log 2
         assert categorical_kld(logits).item() == pytest.approx(math.log(3) - 1.5 * math.log(2), abs=1e-6)

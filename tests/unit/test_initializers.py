@@ -1,3 +1,4 @@
+"""Gains, fans and distributions of the initializers."""
 import math
 from functools import partial
 

@@ -1,3 +1,4 @@
+"""Normalization layers, also with separate statistics for each step."""
 import pytest
 import torch
 from torch import nn

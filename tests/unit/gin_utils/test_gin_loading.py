@@ -795,7 +795,7 @@ def test_shipped_lines_disabled_by_an_override_are_not_reported(conf, caplog):
     assert [record.getMessage().rpartition(': ')[2] for record in caplog.records] == ['ppo/Adam.lr = 0.0001']
 
 
-def test_a_conf_that_is_included_in_vain_is_reported(conf, caplog):
+def test_an_included_conf_without_effect_is_reported(conf, caplog):
     gin_utils.load(conf("include 'ppo_corridor.gin'\ninclude 'rnd.gin'\ninclude 'count_bonus.gin'"))
     rnd_bindings = [binding for binding in gin_utils.unused_bindings() if 'rnd' in str(binding).lower()]
     assert len(rnd_bindings) == 13

@@ -1,3 +1,4 @@
+"""Combiners of nests: concatenation, sums, products and outer products."""
 import pytest
 import torch
 from torch import nn

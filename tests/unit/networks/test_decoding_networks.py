@@ -72,7 +72,7 @@ layer = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.in
 
 class TestAutoShape:
 
-    def test_by_hand(self):
+    def test_the_value_worked_out_by_hand(self):
         # from 13 x 10 back: (13 + 2 - 4) / 2 = 5 rest 1: 6 pixels, 1 of output padding; (10 + 2 - 4) / 2 = 4: 5 pixels;
         # then (6 - 3) / 2 = 1 rest 1: 2 pixels, and (5 - 3) / 2 = 1: 2 pixels
         net = AutoShapeImageDeconvNetwork(5, ((4, 3, 2), (1, 4, 2, 1)), (1, 13, 10), 6)

@@ -1,3 +1,4 @@
+"""Projection networks: distributions over discrete and continuous actions."""
 import math
 
 import pytest

@@ -1,3 +1,4 @@
+"""Trained agents that alfx ships."""
 import pathlib
 import sys
 

@@ -1,3 +1,4 @@
+"""Trials on a Ray cluster, with and without a shared folder."""
 import os
 import signal
 import time

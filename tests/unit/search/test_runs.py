@@ -1,3 +1,4 @@
+"""Processes of trials: output, threads, signals and child processes."""
 import os
 import signal
 import sys

@@ -1,3 +1,4 @@
+"""Confs of searches: errors are found before the first trial."""
 import pytest
 from search_tools import BOWL, TRAINING, prepared
 

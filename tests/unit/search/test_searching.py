@@ -1,3 +1,4 @@
+"""Hyperparameter searches: samplers, pruners, seeds, resuming, failed trials and limits."""
 import math
 import os
 import random
@@ -47,7 +48,7 @@ def test_twenty_trials_find_the_basin_of_the_optimum(seed, tmp_path):
     assert abs(float(best['bowl.x']) - 3) < 4 and abs(math.log10(float(best['bowl.y'])) + 3) < 1
 
 
-def test_the_direction_may_be_down(tmp_path):
+def test_a_score_can_be_minimized(tmp_path):
     searching, _ = search(tmp_path, BOWL + "Search.direction = 'minimize'\nSearch.num_trials = 8\n")
     values = [float(row['value']) for row in rows(tmp_path)]
     assert f'best: {min(values):.6g}' in searching.summary()[0]

@@ -1,3 +1,4 @@
+"""Seeds of trials and samplers."""
 import numpy as np
 import pytest
 

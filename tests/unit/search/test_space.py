@@ -1,3 +1,4 @@
+"""Search spaces: how ranges and lists are read, sampled and rejected."""
 import pytest
 
 from alfx.gin_utils import ConfError

@@ -1,3 +1,4 @@
+"""The benchmark: ratios within rounds, other source trees and cores."""
 import dataclasses
 import os
 import pathlib

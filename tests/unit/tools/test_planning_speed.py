@@ -1,3 +1,4 @@
+"""The benchmark of planning."""
 import pathlib
 import sys
 

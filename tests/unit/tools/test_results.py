@@ -1,3 +1,4 @@
+"""The tool that records results: bars, rows, pages and figures."""
 import dataclasses
 import json
 import pathlib

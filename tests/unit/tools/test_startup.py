@@ -1,3 +1,4 @@
+"""Importing alfx loads only what every run needs."""
 import subprocess
 import sys
 
