@@ -337,10 +337,9 @@ class MCTSModel(nn.Module):
 
     @staticmethod
     def _policy_entropy(distribution: td.Distribution) -> Tensor:
-        """Return the entropy of the policy, ``[B, R + 1]``."""
-        if dist_utils.has_closed_form_entropy(distribution):
-            return distribution.entropy()
-        return dist_utils.estimated_entropy(distribution)[0]
+        """Return the entropy of the policy, ``[B, R + 1]``; its gradient is unbiased for any distribution."""
+        entropy, for_gradient = dist_utils.entropy_with_fallback(distribution)
+        return entropy.detach() + for_gradient - for_gradient.detach()
 
     @torch.no_grad()
     def _adjust_alpha(self, entropy: Tensor, counts: Tensor) -> None:

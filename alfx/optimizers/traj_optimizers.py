@@ -320,8 +320,8 @@ class MPPIOptimizer(TrajOptimizer):
         expected = mean.new_zeros(len(mean))
         for _ in range(self._max_iter_num):
             solutions = self._candidates(mean, var, self._noise(len(mean), self._population_size))
-            cost = self._costs(observation, solutions)
-            is_bad = cost >= _WORST
+            cost = self._costs(observation, solutions).clamp(-1e15, 1e15)  # their squares must not overflow
+            is_bad = cost >= 1e15
             spread = _deviation(cost, ~is_bad).clamp(min=1e-12)
             logits = (cost.amin(1, keepdim=True) - cost) / (self._temperature * spread)
             weights = torch.softmax(logits, 1)

@@ -199,3 +199,10 @@ def test_invalid_bounds_and_cost_shapes_are_rejected():
         MAKE['CEM'](cost_func=lambda observation, x: x.sum((1, 2, 3))).obtain_solution(OBSERVATION)
     with pytest.raises(NotImplementedError, match='obtain_solution'):
         TrajOptimizer(**COMMON, population_size=1).obtain_solution(OBSERVATION)
+
+
+def test_mppi_stays_finite_with_infinite_costs():
+    values = torch.tensor([-torch.inf, torch.nan, 1.0, torch.inf])
+    optimizer = MPPIOptimizer(1, 4, lambda observation, x: values.expand(x.shape[:2]), 1.0, 0.0, max_iter_num=1)
+    solution, cost = optimizer.obtain_solution(torch.zeros(2, 1))
+    assert bool(((solution >= 0) & (solution <= 1)).all()) and bool(cost.isfinite().all())

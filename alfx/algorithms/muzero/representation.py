@@ -296,7 +296,8 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         if self._trains['train_repr_prediction']:
             target = target._replace(observation=self._represented(target.observation))
         loss_info = model.calc_loss(nest.stack(outputs, dim=1), target)
-        return AlgStep(latent, state, MuzeroInfo(loss=loss_info))
+        # LAST steps are not trained on, so they get no priority either
+        return AlgStep(latent, state, MuzeroInfo(loss=nest.map_structure(lambda x: x * ~exp.is_last(), loss_info)))
 
     def _represented(self, observation: NestedTensor) -> Tensor:
         """Return latent states ``[B, R + 1, ...]`` of observations ``[B, R + 1, ...]``, without gradient."""

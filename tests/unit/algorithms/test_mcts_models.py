@@ -341,3 +341,15 @@ def test_square_loss_is_the_default():
 def test_the_entropy_of_a_policy_that_is_not_trained_is_rejected(options):
     with pytest.raises(ValueError, match='have no effect with train_policy=False'):
         plain_model(train_policy=False, **options)
+
+
+def test_the_entropy_of_any_policy_has_an_unbiased_gradient():
+    """Train the spread of a mixture, which has no closed form and no rsample, on its entropy alone."""
+    torch.manual_seed(0)
+    log_std = torch.zeros(4000, 2, requires_grad=True)
+    mixture = td.MixtureSameFamily(td.Categorical(logits=torch.zeros(4000, 2)),
+                                   td.Normal(torch.zeros(4000, 2), log_std.exp()))
+    entropy = SimpleMCTSModel._policy_entropy(mixture)
+    assert entropy.mean().item() == pytest.approx(0.5 * math.log(2 * math.pi * math.e), abs=0.05)
+    entropy.mean().backward()
+    assert log_std.grad.sum().item() == pytest.approx(1.0, abs=0.15)  # the entropy of N(0, s) is log(s) + a constant

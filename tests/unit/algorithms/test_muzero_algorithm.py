@@ -135,7 +135,7 @@ def test_the_loss_of_an_unroll_worked_out_by_hand():
                               + policy + over)
         if i < R:
             output = model.recurrent_inference(output.state, info.action[:, i])
-    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(loss, expected * ~inputs.is_last())
 
 
 def test_the_gradient_into_the_dynamics_is_scaled():
@@ -211,6 +211,19 @@ def test_priorities_come_from_the_priority_function():
     loss_info = agent.calc_loss(info)
     torch.testing.assert_close(loss_info.priority, loss_info.extra['rl']['value'][0] + 3)
     assert muzero(calculate_priority=False)[0]._rl_algorithm._representation_learner._priority_func is None
+
+
+def test_last_steps_have_no_priority():
+    agent, _ = muzero(config_args={'priority_replay': True})
+    for _ in range(4):
+        agent.train_iter()
+    torch.manual_seed(0)
+    batch, _ = processed(agent, count=64)
+    is_last = batch.time_step.is_last()[:, 0]
+    assert bool(is_last.any()) and not bool(is_last.all())
+    info = agent.learner.losses.train_info(nest.map_structure(lambda x: x.transpose(0, 1), batch))
+    priority = agent.calc_loss(info).priority
+    assert bool((priority[is_last] == 0).all()) and bool((priority[~is_last] > 0).all())
 
 
 # Reanalysis ------------------------------------------------------------------------------------------------------
