@@ -278,6 +278,14 @@ def termination(observation: NestedTensor, prev_action: NestedTensor, reward: to
     return _step(StepType.LAST, observation, prev_action, reward, reward_spec, 0.0, env_id, env_info)
 
 
+def require_loss_info(found: Any, algorithm: Any) -> LossInfo:
+    """Return ``found``, the result of ``algorithm.calc_loss``, or raise ``TypeError`` if it is no :class:`LossInfo`."""
+    if not isinstance(found, LossInfo):
+        raise TypeError(f'{type(algorithm).__name__}.calc_loss: expected a LossInfo, found a {type(found).__name__}; '
+                        'return LossInfo(loss=...)')
+    return found
+
+
 def valid_masks(step_type: torch.Tensor) -> torch.Tensor:
     """Return 0.0 where ``step_type`` is LAST, where the environment ignores the action, and 1.0 elsewhere."""
     return (step_type != StepType.LAST).to(torch.float32)

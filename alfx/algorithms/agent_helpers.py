@@ -6,7 +6,7 @@ import torch
 
 from alfx import context
 from alfx.algorithms.algorithm import Algorithm
-from alfx.data_structures import LossInfo
+from alfx.data_structures import LossInfo, require_loss_info
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 
@@ -95,12 +95,14 @@ class AgentHelper:
             The sum; ``extra`` is a dict with one entry per part.
 
         Raises:
+            TypeError: a part does not return a ``LossInfo``.
             ValueError: two parts set ``priority``, ``gns`` or ``batch_label``.
         """
         infos = {}
         for alg in algorithms:
             info = self.part(alg, train_info)
-            infos[self.field(alg)] = alg.calc_loss_offline(info, pre_train) if offline else alg.calc_loss(info)
+            found = alg.calc_loss_offline(info, pre_train) if offline else alg.calc_loss(info)
+            infos[self.field(alg)] = require_loss_info(found, alg)
         if len(infos) == 1:
             field, only = next(iter(infos.items()))
             return only._replace(extra={field: only.extra})
@@ -130,8 +132,7 @@ def _sum(losses: Any) -> Any:
 
 def _only(field: str, infos: dict[str, LossInfo]) -> Any:
     """Return the single value of ``field`` that is set, or ``()``."""
-    values = {name: getattr(info, field) for name, info in infos.items() if isinstance(getattr(info, field),
-                                                                                       torch.Tensor)}
+    values = {name: x for name, info in infos.items() if isinstance(x := getattr(info, field), torch.Tensor)}
     if len(values) > 1:
         raise ValueError(f"only one part of an agent can set '{field}' of its loss; found {sorted(values)}")
     return next(iter(values.values()), ())

@@ -3,7 +3,7 @@ import torch
 
 from alfx import context
 from alfx.config import TrainerConfig
-from alfx.data_structures import Experience, LossInfo
+from alfx.data_structures import Experience, LossInfo, require_loss_info
 from alfx.engine.batch_sources import concatenate
 from alfx.engine.contract import Trains
 from alfx.engine.loss_reduction import masked_loss
@@ -72,9 +72,6 @@ class SequenceLosses:
         return train_info
 
     def _masked(self, train_info: NestedTensor, experience: Experience, bootstraps: bool) -> Losses:
-        loss_info = self._algorithm.calc_loss(train_info)
-        if not isinstance(loss_info, LossInfo):
-            raise TypeError(f'{type(self._algorithm).__name__}.calc_loss: expected a LossInfo, found a '
-                            f'{type(loss_info).__name__}; return LossInfo(loss=...)')
+        loss_info = require_loss_info(self._algorithm.calc_loss(train_info), self._algorithm)
         loss_info, masks = masked_loss(loss_info, experience.time_step.step_type, bootstraps)
         return loss_info, masks, train_info

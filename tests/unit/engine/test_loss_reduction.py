@@ -119,6 +119,13 @@ def test_results_of_another_type_are_rejected_by_name(cls, error, message):
         make(cls).train_iter()
 
 
+def test_a_part_of_an_agent_that_returns_a_tensor_is_rejected_by_name(monkeypatch):
+    agent, _ = agents.make_agent('ppo', 'discrete')
+    monkeypatch.setattr(agent.policy, 'calc_loss', lambda info: torch.zeros(3))
+    with pytest.raises(TypeError, match='PPOAlgorithm.calc_loss: expected a LossInfo, found a Tensor; return LossInfo'):
+        agent.train_iter()
+
+
 def test_a_loss_without_gradient_is_reported_once(caplog):
     algorithm = make(Detached)
     for _ in range(3):
