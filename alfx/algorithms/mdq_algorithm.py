@@ -84,8 +84,8 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target_update_period: number of updates between two updates of the target critics.
         distill_noise: standard deviation of the noise added to the actions used for distillation, in units of half
             their range.
-        critic_optimizer: optimizer of both forms; ``None``: that of the enclosing algorithm.
-        alpha_optimizer: optimizer of log alpha; ``None``: that of the enclosing algorithm.
+        critic_optimizer: optimizer of both forms; ``None``: the optimizer of the enclosing algorithm.
+        alpha_optimizer: optimizer of log alpha; ``None``: the optimizer of the enclosing algorithm.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 

@@ -98,9 +98,9 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target_update_period: number of updates between two updates of the target critics.
         dqda_clipping: clip each element of dQ/da in the actor's loss to ``[-dqda_clipping, dqda_clipping]``; ``None``
             or 0: no clipping.
-        actor_optimizer: optimizer of the actor; ``None``: that of the enclosing algorithm.
-        critic_optimizer: optimizer of the critics; ``None``: that of the enclosing algorithm.
-        alpha_optimizer: optimizer of log alpha; ``None``: that of the enclosing algorithm.
+        actor_optimizer: optimizer of the actor; ``None``: the optimizer of the enclosing algorithm.
+        critic_optimizer: optimizer of the critics; ``None``: the optimizer of the enclosing algorithm.
+        alpha_optimizer: optimizer of log alpha; ``None``: the optimizer of the enclosing algorithm.
         checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         reproduce_locomotion: act uniformly at random until training starts, train actor and alpha on all steps of a

@@ -84,10 +84,10 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         ou_stddev: only used for a deterministic policy: standard deviation of the increments of its Ornstein-Uhlenbeck
             noise per step of the rollout, in units of half the range of an action.
         ou_damping: only used for a deterministic policy: share of the noise that is lost at each step.
-        actor_optimizer: optimizer of the actor; ``None``: that of the enclosing algorithm.
-        critic_optimizer: optimizer of the critics; ``None``: that of the enclosing algorithm.
-        alpha_optimizer: optimizer of log alpha; ``None``: that of the enclosing algorithm. Only with a stochastic
-            policy.
+        actor_optimizer: optimizer of the actor; ``None``: the optimizer of the enclosing algorithm.
+        critic_optimizer: optimizer of the critics; ``None``: the optimizer of the enclosing algorithm.
+        alpha_optimizer: optimizer of log alpha; ``None``: the optimizer of the enclosing algorithm. Only with a
+            stochastic policy.
         target_update_tau: step size of the target networks at an update, in (0, 1]; smaller values are more stable and
             learn more slowly.
         target_update_period: number of updates between two updates of the target networks.

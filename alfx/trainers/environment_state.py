@@ -3,7 +3,7 @@
 States of environments that alfx knows are saved and restored. The state of any other environment is restored only after
 :mod:`alfx.environments.state_check` has verified it. A run starts the verification in the background after its first
 checkpoint. Every checkpoint contains a recording, and its state is verified again when the run resumes: state outside
-of the attributes, such as that of a simulator reached through a handle, may have changed since.
+of the attributes, such as the state of a simulator reached through a handle, may have changed since.
 """
 import logging
 import os
