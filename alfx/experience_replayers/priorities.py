@@ -173,17 +173,17 @@ def join_priorities(states: Sequence[tuple[dict[str, Any], int]], num_rows: int)
     """
     columns = []
     for state, num_envs in states:
-        column = torch.zeros(num_rows, num_envs)
         found = state['priorities'].view(-1, num_envs)
-        column[:len(found)] = found
-        columns.append(column)
+        columns.append(torch.nn.functional.pad(found, (0, 0, 0, num_rows - len(found))))
     newest = torch.stack([state['newest'] for state, _ in states])
     given = newest[newest[:, 1] > 0]
     best = newest[0] if not len(given) else given[given[:, 0].argmax()]
-    return {'priorities': torch.cat(columns, 1).flatten(), 'newest': best.clone()}
+    # the same number of buffers resumes exactly, each with its own priority of new steps
+    return {'priorities': torch.cat(columns, 1).flatten(), 'newest': best.clone(), 'of_buffers': newest}
 
 
 def share_of_priorities(state: dict[str, Any], num_envs: int, rank: int, size: int) -> dict[str, Any]:
     """Return the priorities of one of ``size`` buffers that ``num_envs`` environments are divided among."""
-    columns = state['priorities'].view(-1, num_envs).chunk(size, 1)
-    return {'priorities': columns[rank].flatten(), 'newest': state['newest'].clone()}
+    columns, of_buffers = state['priorities'].view(-1, num_envs).chunk(size, 1), state.get('of_buffers', ())
+    newest = of_buffers[rank] if len(of_buffers) == size else state['newest']
+    return {'priorities': columns[rank].flatten(), 'newest': newest.clone()}

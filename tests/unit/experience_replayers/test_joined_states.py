@@ -50,6 +50,20 @@ def test_two_buffers_and_one_of_all_environments_hold_the_same(prioritized, step
         assert torch.equal(*(buffer.state_dict()['priorities']['priorities'] for buffer in (shares[1], halves[1])))
 
 
+def test_as_many_buffers_as_before_keep_their_priorities_of_new_steps():
+    halves = [make(2, True), make(2, True)]
+    for i, half in enumerate(halves):
+        fill(half, 2 * i, 3)
+    joined = halves[0].join_states([half.state_dict() for half in halves])
+    newest = [half.state_dict()['priorities']['newest'] for half in halves]
+    assert not torch.equal(*newest)
+    for rank, size in ((0, 2), (1, 2), (0, 4)):
+        share = make(4 // size, True)
+        share.load_state_dict(share.split_state(joined, rank, size))
+        expected = newest[rank] if size == 2 else joined['priorities']['newest']
+        assert torch.equal(share.state_dict()['priorities']['newest'], expected)
+
+
 def test_an_updated_priority_outweighs_an_initial_one():
     """New steps of the joined buffer get the largest priority that was set, 0.25, and not the initial 1."""
     halves, joined = [make(1, True), make(1, True)], make(2, True)
