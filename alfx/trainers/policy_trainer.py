@@ -123,7 +123,7 @@ class Trainer:
         self._evaluated_at = -1
         self._saved_counter, self._saved_iteration, self._checkpoints_done = -1, -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
-        self._conf_recorded = self._evaluation_conf_checked = self._temporary_save_is_due = False
+        self._has_trained = self._evaluation_conf_checked = self._temporary_save_is_due = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Trainer:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before the update was written.
             ConfError: another process trains in the run folder, or the first iteration did not use a binding of the
                 user's conf.
-            LostProcessError: a process of the run is lost; a checkpoint was written.
+            LostProcessError: a process of the run is lost; a checkpoint was written, except before the first iteration.
             CheckpointError: a checkpoint cannot be written or loaded.
             CallbackError: a callback raised an error.
             ParameterMismatchError: the parameters differ between the ranks of distributed training.
@@ -169,8 +169,8 @@ class Trainer:
             torch.cuda.empty_cache()
         self._algorithm.learner.run_iteration()
         self._strategy.check_parameters(self._algorithm, self._state.iteration + 1)
-        if not self._conf_recorded:
-            self._conf_recorded = True
+        if not self._has_trained:
+            self._has_trained = True
             self._record_conf()
 
     def _summarize(self) -> None:
@@ -551,12 +551,13 @@ class Trainer:
 
         If a loss is not finite or another process is lost, the state is consistent and is saved as a regular
         checkpoint. After any other error the state may be inconsistent; it is saved in a separate folder, from which
-        no run resumes automatically. Nothing is saved if parameters are not finite.
+        no run resumes automatically. Nothing is saved if parameters are not finite, or if another process is lost
+        before the first iteration: the state may be loaded in part, and must not replace the loaded checkpoint.
         """
         if not is_finite(self._algorithm):
             self._display.message('nothing is saved, because parameters are NaN or infinite; the run resumes from its '
                                   'latest checkpoint')
-        elif isinstance(error, (NonFiniteLossError, LostProcessError)):
+        elif isinstance(error, NonFiniteLossError) or isinstance(error, LostProcessError) and self._has_trained:
             if isinstance(error, LostProcessError):
                 self._strategy.leave_group()
             if self._saved_counter != context.get_global_counter():
@@ -564,7 +565,7 @@ class Trainer:
             self._display.message('the state before the error is saved in '
                                   f'{self._checkpointer.path(self._saved_counter)}')
         elif (isinstance(error, Exception) and self._strategy.writes and
-              not isinstance(error, (CheckpointError, run_lock.ReplacedFolderError))):
+              not isinstance(error, (CheckpointError, LostProcessError, run_lock.ReplacedFolderError))):
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _restore_folder(self) -> None:

@@ -45,8 +45,8 @@ def num_cores() -> int:
 class LostProcessError(RuntimeError):
     """A process that a run needs has ended; the parameters of this process are intact.
 
-    The trainer writes a regular checkpoint, and the run ends with exit code 1 and this message. The same command
-    resumes the run.
+    The trainer writes a regular checkpoint, except before the first iteration, and the run ends with exit code 1 and
+    this message. The same command resumes the run.
 
     Args:
         process: name of the process: 'the unroll process (pid 12)'.

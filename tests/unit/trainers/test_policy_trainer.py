@@ -18,6 +18,7 @@ from helpers.trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTra
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.checkpoints import files
+from alfx.engine.learner import Learner
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.runs import building
@@ -25,8 +26,10 @@ from alfx.runs import run_files
 from alfx.runs import run_lock
 from alfx.runs.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
+from alfx.trainers.run_state import RunState
 from alfx.trainers.signals import StopSignals
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
+from alfx.utils.processes import LostProcessError
 
 
 @pytest.fixture(autouse=True)
@@ -436,12 +439,19 @@ class BreaksAtSix(SmallPolicy):
     """A policy that raises an error in its seventh iteration."""
 
     count = 0
+    error: Exception = ZeroDivisionError('broken')
 
     def train_iter(self):
         self.count += 1
         if self.count == 7:
-            raise ZeroDivisionError('broken')
+            raise self.error
         return super().train_iter()
+
+
+class LosesAtSix(BreaksAtSix):
+    """A policy whose seventh iteration needs a process that is lost."""
+
+    error = LostProcessError('rank 1', 'was killed by SIGKILL')
 
 
 def test_a_crash_leaves_a_checkpoint_in_a_separate_folder(tmp_path):
@@ -450,6 +460,28 @@ def test_a_crash_leaves_a_checkpoint_in_a_separate_folder(tmp_path):
     assert steps(tmp_path) == [4]
     folder = os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'crash')
     assert Checkpointer(folder).steps() == [6]
+
+
+def test_a_process_that_is_lost_at_the_start_of_a_run_leaves_no_checkpoint(tmp_path, monkeypatch):
+    """Write nothing before the first iteration: while a run is resumed, its state may be loaded in part."""
+    def lose(*args):
+        raise LostProcessError('rank 1', 'was killed by SIGKILL')
+
+    with monkeypatch.context() as patch, pytest.raises(LostProcessError):
+        patch.setattr(Learner, 'iterate', lose)
+        run(tmp_path)
+    assert not os.path.exists(run_files.checkpoint_dir(str(tmp_path)))
+    run(tmp_path, stop_after=6)
+    saved = read_checkpoint(os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'ckpt-4'))
+    with monkeypatch.context() as patch, pytest.raises(LostProcessError):
+        patch.setattr(RunState, 'resume_rollout', lose)
+        run(tmp_path)
+    assert sorted(os.listdir(run_files.checkpoint_dir(str(tmp_path)))) == ['ckpt-4', 'ckpt-4.env']
+    after = read_checkpoint(os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'ckpt-4'))
+    assert after['trainer']['saved_at'] == saved['trainer']['saved_at']
+    with pytest.raises(LostProcessError):
+        run(tmp_path, algorithm_ctor=LosesAtSix)  # the seventh iteration after iteration 4
+    assert steps(tmp_path) == [4, 8, 10]
 
 
 def test_environments_are_closed_at_every_kind_of_end_of_a_run(tmp_path):
