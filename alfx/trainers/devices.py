@@ -20,13 +20,13 @@ def find_device(name: str | torch.device) -> torch.device:
     """
     name = str(name)
     if not re.fullmatch(r'cpu|cuda(:\d+)?|auto', name):
-        raise gin_utils.ConfError(f"--device={name}: expected 'cpu', 'cuda', 'cuda:N' or 'auto'", _available_devices())
+        raise gin_utils.ConfError(f"device={name}: expected 'cpu', 'cuda', 'cuda:N' or 'auto'", _available_devices())
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == 'cpu' or (name == 'auto' and not count):
         return torch.device('cpu')
     number = int(name.partition(':')[2] or 0)
     if number >= count:
-        raise gin_utils.ConfError(f'--device={name}: this GPU does not exist', _available_devices())
+        raise gin_utils.ConfError(f'device={name}: this GPU does not exist', _available_devices())
     return torch.device('cuda', number)
 
 
@@ -41,7 +41,7 @@ def _available_devices() -> str:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         reason = 'this torch is built without CUDA' if torch.version.cuda is None else 'torch finds no GPU'
-        return f'{reason}: use --device=cpu'
+        return f'{reason}: use device=cpu'
     names = ', '.join(f'cuda:{i} ({torch.cuda.get_device_name(i)})' for i in range(count))
     return f'available devices: cpu, {names}'
 

@@ -31,8 +31,8 @@ def test_a_device_is_found_by_its_name_and_a_gpu_has_its_number(gpus, count, nam
 
 
 @pytest.mark.parametrize('count, name, message', [
-    (0, 'cuda', '--device=cuda: this GPU does not exist.*: use --device=cpu'),
-    (0, 'cuda:3', '--device=cuda:3: this GPU does not exist.*: use --device=cpu'),
+    (0, 'cuda', 'device=cuda: this GPU does not exist.*: use device=cpu'),
+    (0, 'cuda:3', 'device=cuda:3: this GPU does not exist.*: use device=cpu'),
     (1, 'cuda:3', r'available devices: cpu, cuda:0 \(GPU number 0\)'),
     (2, 'cuda:2', r'available devices: cpu, cuda:0 \(GPU number 0\), cuda:1 \(GPU number 1\)'),
     (1, 'gpu', "expected 'cpu', 'cuda', 'cuda:N' or 'auto'.*cuda:0"), (0, 'cuda:', "expected 'cpu'"),
@@ -60,7 +60,7 @@ def test_every_program_rejects_a_missing_gpu_before_it_writes_anything(program, 
                            capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
                            env={**os.environ, 'PYTHONPATH': repository})
     assert found.returncode == 2, found.stderr
-    assert '--device=cuda:99: this GPU does not exist' in found.stderr and 'Traceback' not in found.stderr
+    assert 'device=cuda:99: this GPU does not exist' in found.stderr and 'Traceback' not in found.stderr
     assert os.listdir(tmp_path) == []
 
 
