@@ -326,8 +326,7 @@ def categorical_from_spec(logits: Tensor, spec: BoundedTensorSpec) -> Categorica
     """
     count = num_categories(spec)
     if tuple(logits.shape[logits.dim() - spec.ndim - 1:]) != (*spec.shape, count):
-        raise SpecError(f'logits for {spec}: expected shape [..., {(*spec.shape, count)}], '
-                        f'found {tuple(logits.shape)}')
+        raise SpecError(f'logits for {spec}: expected shape [..., {(*spec.shape, count)}], found {tuple(logits.shape)}')
     dtype = spec.dtype if spec.is_continuous else torch.int64
     if spec.ndim == 0:
         start = int(spec.minimum)

@@ -39,8 +39,7 @@ def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_p
             modules.append(MaxPool2D(pooling))
             height, width = height // pooling, width // pooling
         if height < 1 or width < 1:
-            raise ValueError(f'{where}: an image {tuple(shape)} becomes empty after conv_layer_params[{i}] '
-                             f'{params}')
+            raise ValueError(f'{where}: an image {tuple(shape)} becomes empty after conv_layer_params[{i}] {params}')
     return modules, (channels, height, width)
 
 

@@ -32,6 +32,7 @@ class CallbackRunner:
     Attributes:
         run: the object that hooks receive.
         stopped_by: name of the callback that ended the run; '' for none.
+        received_state: the latest state of the callbacks, which a surviving rank saves if rank 0 is lost.
 
     Raises:
         ConfError: ``TrainerConfig.callbacks`` has an entry that is not a callback, or one of its hooks is never called.
@@ -42,6 +43,7 @@ class CallbackRunner:
         self._callbacks = _by_name(config.callbacks)
         self.run = TrainingRun(config.root_dir, algorithm)
         self.stopped_by = ''
+        self.received_state: dict[str, Any] = {}
         self._metrics = [] if config.ml_type == 'sl' else algorithm.get_metrics()
         self._records_episodes = bool(self.users_of('on_episode_end'))
         collects = config.ml_type == 'rl' and config.collects
@@ -116,9 +118,9 @@ class CallbackRunner:
                 self.stopped_by = name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all callbacks, for a checkpoint; empty on all ranks but rank 0."""
+        """Return the states of all callbacks, for a checkpoint; on all ranks but rank 0 the one received last."""
         if not self._strategy.writes:
-            return {}
+            return self.received_state
         states = {}
         for name, callback in self._callbacks.items():
             with _named(name, 'state_dict'):

@@ -200,11 +200,12 @@ class Trainer:
             self._callbacks.end_iteration(iteration, self._state.seconds, progress)
 
     def _apply_callback_requests(self) -> None:
-        """Carry out what callbacks have requested, on all ranks."""
+        """Carry out what callbacks have requested, on all ranks, which also receive the states of the callbacks."""
         if self._callbacks is None:
             return
-        run, stopped_by = self._callbacks.run, self._callbacks.stopped_by
-        self._is_stopped, keeps_best = self._strategy.decide(lambda: (bool(stopped_by), run.keeps_best))
+        callbacks, run, stopped_by = self._callbacks, self._callbacks.run, self._callbacks.stopped_by
+        self._is_stopped, keeps_best, callbacks.received_state = self._strategy.decide(
+            lambda: (bool(stopped_by), run.keeps_best, callbacks.state_dict() if context.num_ranks() > 1 else {}))
         if keeps_best:
             self._checkpointer.save(context.get_global_counter(), subfolder=run_files.BEST)
         run.keeps_best = False

@@ -230,8 +230,7 @@ def mask_actions(distributions: NestedDistribution, mask: NestedTensor) -> Neste
     leaves, masks = _flatten(distributions), nest.flatten(mask)
     discrete = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Categorical, DiagMultivariateCategorical))]
     if len(discrete) != len(masks):
-        raise ValueError(f'found {len(masks)} action masks for {len(discrete)} discrete actions; expected one for '
-                         'each')
+        raise ValueError(f'found {len(masks)} action masks for {len(discrete)} discrete actions; expected one for each')
     for i, own in zip(discrete, masks):
         leaves[i] = _masked(leaves[i], own)
     return nest.unflatten(nest.structure(distributions, nest.is_distribution), leaves)

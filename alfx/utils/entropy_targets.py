@@ -20,8 +20,7 @@ def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
                         'bound the action with gym_wrappers.ContinuousActionClip(min_v=..., max_v=...)')
     ranges = np.broadcast_to(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64), tuple(spec.shape))
     if not np.all(ranges < _UNBOUNDED):
-        raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or set the value '
-                        'explicitly')
+        raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or set the value explicitly')
     if spec.is_continuous and not np.all(ranges > 0):
         raise SpecError(f'{purpose}: a component of {spec} has an empty range')
     return ranges.reshape(-1)

@@ -167,10 +167,10 @@ def wait_until(condition, what):
         time.sleep(0.02)
 
 
-def start_endless_run(how, root_dir):
-    process = warm_starts.Popen(command(how, root_dir, 10**6), env=environment(), stdout=subprocess.PIPE,
+def start_endless_run(how, root_dir, *params):
+    process = warm_starts.Popen(command(how, root_dir, 10**6, *params), env=environment(), stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
-    table = Path(root_dir) / 'progress.csv'
+    table = Path(root_dir) / ('eval/progress.csv' if params else 'progress.csv')
     wait_until(lambda: process.poll() is not None or (table.exists() and len(table.read_text().splitlines()) > 2),
                'no summary')
     assert process.poll() is None, process.communicate()
@@ -188,7 +188,10 @@ def newest_checkpoint(root_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize('how, victim', [('two', 1), ('two', 0), ('torchrun', 1), ('torchrun', 0)])
 def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how, victim):
-    process, pids = start_endless_run(how, tmp_path)
+    callbacks = ['TrainerConfig.callbacks = (@KeepBestCheckpoint(), )', 'TrainerConfig.evaluate = True',
+                 'TrainerConfig.eval_interval = 2', 'TrainerConfig.num_evals = None',
+                 'TrainerConfig.num_eval_episodes = 1']
+    process, pids = start_endless_run(how, tmp_path, *callbacks)
     os.kill(pids[victim], signal.SIGKILL)
     killed = time.monotonic()
     try:
@@ -203,7 +206,10 @@ def test_a_rank_checkpoints_and_stops_after_another_rank_is_killed(tmp_path, how
     state = newest_checkpoint(tmp_path)
     iterations = state['trainer']['iteration']
     assert iterations > 0 and all(x.isfinite().all() for x in state['alg'].values() if isinstance(x, torch.Tensor))
-    code, output = finish('one', tmp_path, iterations + 2)
+    with open(tmp_path / 'eval/progress.csv') as file:
+        returns = [float(row['average_return']) for row in csv.DictReader(file)]
+    assert state['trainer']['callbacks']['states']['KeepBestCheckpoint']['best'] in returns
+    code, output = finish('one', tmp_path, iterations + 2, *callbacks)
     assert code == 0 and 'new episodes start' in output, output
 
 

@@ -125,8 +125,7 @@ def check_order(transformers: Sequence[Any]) -> None:
                             'replay buffer, which are not transformed')
         twice = stacked & set(transformer.stacked_fields)
         if twice:
-            raise SpecError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger '
-                            'stack_size')
+            raise SpecError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} with a larger stack_size')
         stacked |= set(transformer.stacked_fields)
         twice = goals & set(transformer.goal_fields)
         if twice:
