@@ -110,9 +110,8 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  critic_loss_ctor: Callable[..., Any] | None = None, target_update_tau: Fraction = 0.05,
                  target_update_period: Count = 1, temperature: Positive = 1.0, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, value_optimizer: Any = None,
-                 expectile: Annotated[float, Range(above=0, maximum=1 - 1e-6)] = 0.8,
-                 max_exp_advantage: Positive = 100, checkpoint: str | None = None, debug_summaries: bool = False,
-                 name: str = 'IqlAlgorithm'):
+                 expectile: Annotated[float, Range(above=0, maximum=1 - 1e-6)] = 0.8, max_exp_advantage: Positive = 100,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'IqlAlgorithm'):
         owner = type(self).__name__
         refuse_discrete_actions(owner, action_spec, 'choose another environment or algorithm')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)

@@ -293,8 +293,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                               pred_state=root.state.pred_state if self._keep_model_pred_state else (),
                               action_sampler_state=sampler_state,
                               next_predicted_reward=_rewards(trees, index.cpu()).to(steps.device, torch.float32))
-        info = MCTSInfo(candidate_actions=candidates,
-                        value=trees.mean_value().to(steps.device, dtype),
+        info = MCTSInfo(candidate_actions=candidates, value=trees.mean_value().to(steps.device, dtype),
                         candidate_action_policy=policy.to(steps.device, dtype))
         return AlgStep(chosen, new_state, info)
 

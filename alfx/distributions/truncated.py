@@ -345,8 +345,7 @@ class _Box:
         self.lower, self.upper, self.its = dist._lower, dist._upper, dist._its
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, _Box) and self.its == other.its
-                and dist_nests.same_setting(self.lower, other.lower)
+        return (isinstance(other, _Box) and self.its == other.its and dist_nests.same_setting(self.lower, other.lower)
                 and dist_nests.same_setting(self.upper, other.upper))
 
     def __hash__(self) -> int:

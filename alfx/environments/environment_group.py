@@ -247,9 +247,8 @@ class EnvironmentGroup:
                 if self._first == 0:  # not in every process
                     warn_once(i, self.name, f'{path} of step {self._steps[i]} contains {wrong}', '')
             elif wrong:
-                raise EnvironmentStepError(
-                    self._first + i, self.name, self._during, f'{path} contains {wrong}',
-                    hint=WRONG_VALUE)
+                raise EnvironmentStepError(self._first + i, self.name, self._during, f'{path} contains {wrong}',
+                                           hint=WRONG_VALUE)
 
     def _check_flags(self, i: int, terminated: Any, truncated: Any) -> None:
         for name, flag in (('terminated', terminated), ('truncated', truncated)):

@@ -197,7 +197,7 @@ def _unknown(name: str) -> str:
     if multiprocessing.parent_process() is not None:
         hint += (". This process knows only what is registered when the program is imported: register it outside of if "
                  "__name__ == '__main__', or set TrainerConfig.async_eval = False")
-    return f'no environment is registered as {name!r}; {hint}'
+    return f'no environment is registered as {name!a}; {hint}'
 
 
 def _import(module: str, why: str) -> None:

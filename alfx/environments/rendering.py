@@ -65,7 +65,7 @@ def as_frame(image: Any) -> np.ndarray:
     frame = frame[..., :3]  # without alpha
     if frame.dtype.kind == 'f':
         frame = np.nan_to_num(frame)
-    if frame.dtype.kind == 'b' or frame.dtype.kind == 'f' and frame.max() <= 1:
+    if frame.dtype != np.uint8 and frame.max() <= 1:
         frame = frame * 255.0
     if frame.dtype != np.uint8:
         frame = np.clip(frame, 0, 255).astype(np.uint8)

@@ -52,6 +52,9 @@ def create_environment(env_name: str | Callable[..., Any] | Sequence[str] = 'Car
       ``env_id``, and with 'rgb_array' if it has an argument ``render_mode`` and a video is recorded. It returns a
       ``gymnasium.Env``, to which ``wrap_env`` is applied, or an :class:`AlfEnvironment` with ``nonparallel``.
 
+    The first argument is ``env_name``, except for a function that takes no name: one without positional arguments, or
+    whose first argument has a default that is not a string and no 'name' in its name, as in ``make(render_mode=None)``.
+
     Args:
         env_name: first argument of ``env_load_fn``: for ``suite_gym.load`` a registered id, or a class or function that
             returns a gymnasium environment; a list of names for ``MultitaskWrapper.load``; or 'offline' for a run
@@ -159,19 +162,19 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
         raise EnvironmentLoadError(f'create_environment.env_name: {name} expects a name, found '
                                    f'{env_name}; to load an environment from its class or function, set '
                                    'create_environment.env_load_fn = @suite_gym.load')
+    takes_name = first_parameter is not None and first_parameter.kind <= first_parameter.VAR_POSITIONAL and (
+        first_parameter.default is first_parameter.empty or isinstance(first_parameter.default, str)
+        or 'name' in first_parameter.name)
+    load: EnvLoadFn = partial(env_load_fn, env_name) if takes_name else env_load_fn
     if 'batch_size' in accepts:
-        if 'vector_env' in accepts:
-            env = env_load_fn(env_name, batch_size=count, vector_env=vector_env)
-        else:
-            if not nonparallel:
-                _log.info('%s creates its own batch of environments, in this process', name)
-            env = env_load_fn(env_name, batch_size=count)
+        if 'vector_env' not in accepts and not nonparallel:
+            _log.info('%s creates its own batch of environments, in this process', name)
+        env = load(batch_size=count, **({'vector_env': vector_env} if 'vector_env' in accepts else {}))
         if not isinstance(env, AlfEnvironment) or env.batch_size != count:
             raise EnvironmentLoadError(f'{name}: expected an AlfEnvironment of batch size {count}, found {env}')
         return env
     first = run_context.first_environment()
-    env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {}))
-               for i in range(first, first + count)]
+    env_fns = [partial(load, **({'env_id': i} if 'env_id' in accepts else {})) for i in range(first, first + count)]
     if rendering.is_wanted() and _may_render(env_load_fn):
         env_fns = [partial(gym_make.make_rendered, env_fn, 'rgb_array', str(env_name)) for env_fn in env_fns]
     if nonparallel:

@@ -40,6 +40,7 @@ INSTEAD = {
                                'ImageScaleTransformer.max',
     'reward_clipping': 'write @RewardClipping in TrainerConfig.data_transformer_ctor, and RewardClipping.minmax',
     'reward_scaling': 'write @RewardScaling in TrainerConfig.data_transformer_ctor, and RewardScaling.scale',
+    'NormalizeObservation': 'write @ObservationNormalizer in TrainerConfig.data_transformer_ctor',
     '*.observation_transformer': 'write TrainerConfig.data_transformer_ctor, with @ImageScaleTransformer for images '
                                  'and @FrameStacker to stack several frames',
     '*.reward_shaping_fn': 'write @RewardScaling, @RewardClipping or @RewardShifting in '
@@ -64,6 +65,8 @@ INSTEAD = {
                'or PPOLoss.gamma for actor-critics',
     'SacAlgorithm.ent_coef': 'the temperature is learned: write SacAlgorithm.initial_log_alpha, the logarithm of its '
                              'initial value, and SacAlgorithm.target_entropy',
+    **dict.fromkeys(('DqnAlgorithm.n_step', 'DqnAlgorithm.n_steps'),
+                    'write TrainerConfig.mini_batch_length = n + 1, and the critic loss as in rainbow.gin'),
     '*.use_parallel_network': 'remove it: the networks of an ensemble are batched automatically where possible',
     'make_ddp_performer': 'remove it: gradients are averaged over processes without DistributedDataParallel',
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
@@ -88,7 +91,7 @@ ELSEWHERE = {
     for target, names in {
         'Adam.lr': 'learning_rate lr policy_lr q_lr actor_lr critic_lr',
         'Adam.gradient_clipping': 'max_grad_norm grad_clip grad_clip_norm',
-        'PPOLoss.importance_ratio_clipping': 'clip_range clip_coef clip_param clip_ratio eps_clip clip_eps',
+        'PPOLoss.importance_ratio_clipping': 'clip_range clip_coef clip_param clip_ratio eps_clip clip_eps e_clip',
         'PPOLoss.value_clipping': 'clip_range_vf vf_clip_param clip_vloss value_clip',
         'PPOLoss.entropy_regularization': 'ent_coef entropy_coef entropy_coeff entropy_cost entropy_bonus',
         'PPOLoss.td_loss_weight': 'vf_coef vf_loss_coeff value_coef value_loss_coef',
@@ -105,12 +108,14 @@ ELSEWHERE = {
         'TrainerConfig.mini_batch_size': 'batch_size minibatch_size num_minibatches train_batch_size '
                                          'train_batch_size_per_learner sgd_minibatch_size',
         'TrainerConfig.replay_buffer_length': 'buffer_size replay_size replay_buffer_size memory_size capacity',
-        'TrainerConfig.initial_collect_steps': 'learning_starts start_steps warmup_steps start_timesteps',
+        'TrainerConfig.initial_collect_steps': 'learning_starts start_steps warmup_steps start_timesteps '
+                                              'random_timesteps',
         'TrainerConfig.random_seed': 'seed random_state',
         'TrainerConfig.num_checkpoints': 'checkpoint_interval checkpoint_freq checkpoint_frequency save_freq '
                                          'save_interval save_every',
         'TrainerConfig.eval_interval': 'eval_freq evaluation_interval eval_every',
-        'TrainerConfig.num_eval_episodes': 'n_eval_episodes eval_episodes evaluation_duration episode_per_test',
+        'TrainerConfig.num_eval_episodes': 'n_eval_episodes eval_episodes evaluation_duration episode_per_test '
+                                           'num_test_episodes',
         'TrainerConfig.summary_interval': 'log_interval log_freq log_every',
         'create_environment.env_name': 'env_id env environment game task load.env_name',
         'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
@@ -127,6 +132,10 @@ ELSEWHERE = {
         'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs create_environment.env_args',
         'SacAlgorithm.target_update_tau': 'tau polyak',
         'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',
+        'Td3Algorithm.target_noise': 'policy_noise target_policy_noise',
+        'Td3Algorithm.noise_clip': 'target_noise_clip',
+        'Td3Algorithm.exploration_noise': 'act_noise action_noise expl_noise',
+        'Td3Algorithm.policy_update_period': 'policy_delay policy_freq policy_frequency',
         'DqnAlgorithm.rollout_epsilon_greedy': 'exploration_fraction exploration_final_eps exploration_initial_eps '
                                                'start_e end_e epsilon_start epsilon_decay '
                                                'DqnAlgorithm.epsilon',

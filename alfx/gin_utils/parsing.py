@@ -335,7 +335,7 @@ class Reader:
             at_home = name.startswith('~')
             where = os.path.dirname(os.path.expanduser(name)) if at_home else folder
             places = where if at_home else ' or '.join(dict.fromkeys(folders[:-1]))
-            self.problems.append(Problem(location, f"include '{name}': there is no such file in {places}",
+            self.problems.append(Problem(location, f"include {name!a}: there is no such file in {places}",
                                          _hint_file(name, where)))
         elif found in including:
             chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))

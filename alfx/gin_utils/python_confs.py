@@ -331,8 +331,7 @@ class Record:
                               for problem in error.problems]
         except (Exception, SystemExit) as error:  # noqa: BLE001  the conf may raise anything
             locations = [Location(frame.filename, frame.lineno or 1)
-                         for frame in traceback.extract_tb(error.__traceback__)
-                         if frame.filename in self.files]
+                         for frame in traceback.extract_tb(error.__traceback__) if frame.filename in self.files]
             location = locations[-1] if locations else Location(self._files[-1], line)
             hint = ('the module uses alf: replace alf by alfx in it' if getattr(error, 'name', '') == 'alf' else
                     'correct the statement, or write its bindings in the gin file by hand')

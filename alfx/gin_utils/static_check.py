@@ -65,7 +65,7 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
         of_references = []  # checked first, because this registers classes that are named by their path
         for leaf in iterate_nested(statement.value):
             if isinstance(leaf, Reference):
-                of_references += _check_reference(leaf, statement.location, unavailable)
+                of_references += _check_reference(leaf, statement.location, unavailable, macros)
             elif isinstance(leaf, Macro) and complete:
                 of_references += _check_macro_use(leaf, statement.location, macros)
         if statement.kind in ('binding', 'block'):
@@ -125,7 +125,7 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
         return known
     for module, contents in [*sys.modules.items()] if not modules else ():
         found = vars(contents).get(name)
-        if getattr(found, '__module__', '') == module and not module.startswith('alfx.'):
+        if getattr(found, '__module__', '') == module and not module.startswith(('alfx.', f'torch.optim.{name}')):
             return f"write '{module}.{name}', or decorate it with @alfx.gin_utils.configurable"
     inside = sys.modules.get('.'.join(modules))
     if inside is not None and hasattr(inside, name):
@@ -341,9 +341,12 @@ def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:
             if parameter.default is parameter.empty and name not in bound.get(configurable.selector, ())]
 
 
-def _check_reference(reference: Reference, location: str, unavailable: dict[str, str]) -> list[Problem]:
+def _check_reference(reference: Reference, location: str, unavailable: dict[str, str],
+                     macros: dict[str, Statement]) -> list[Problem]:
     problems: list[Problem] = []
     configurable = _find(reference.selector, location, '@', unavailable, problems)
+    if problems and reference.selector in macros:
+        return [problems[0]._replace(hint=f'write %{reference.selector}, because it is a macro')]
     function = configurable and reference.evaluate and registry.step_function_of(configurable.selector)
     if function and (not inspect.isfunction(function) or any(
             p.default is p.empty for p in inspect.signature(function).parameters.values())):

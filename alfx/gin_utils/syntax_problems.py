@@ -101,6 +101,6 @@ def syntax_problem(message: str, line_text: str, location: str, offset: int | No
     elif message.startswith('Expected newline'):
         message, hint = 'the line continues after the value', 'write one statement per line; text needs quotes'
         if re.search(r'=[^(\[{]*,\s*\S', _STRINGS_AND_COMMENTS.sub(lambda found: found[0][0].strip('#'), line_text)):
-            hint = 'write a tuple in parentheses: (64, 64)'
+            hint = 'write a tuple in parentheses: (64, 64); a number has no commas: 1000000'
     shown = line_text.strip()
     return Problem(location, f'syntax error: {message}{column}' + (f'  [{shown}]' if shown and not token else ''), hint)

@@ -184,8 +184,10 @@ def _fit_constructor(value: Reference, annotation: Any) -> Any:
                             f'{value!r} creates an instance of {made.__name__}')
         return value
     base = typing.get_origin(annotation) or annotation
+    _require(base is not collections.abc.Sequence, value, f'write ({value!r},) for a tuple of one')
     wants_value = base in (int, float, bool, str, type(None), list, tuple, dict, typing.Literal)
-    return _require(not wants_value, value, f'write {value!r}() to pass what it returns')
+    is_wrong = wants_value and reference_types.find(value.selector)  # unknown names are reported by their check
+    return _require(not is_wrong, value, f'write {value!r}() to pass what it returns')
 
 
 def _require(fits: bool, value: Any, hint: str = '') -> Any:

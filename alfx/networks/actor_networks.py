@@ -11,8 +11,7 @@ from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, Activation, Reshape, make_parallel_net, out_of_place
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
-                                             vector_encoder)
+                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork, vector_encoder)
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
 

@@ -17,8 +17,7 @@ from alfx.initializers import small_last_layer_init
 from alfx.layers import FC, Activation, Initializer, LayerNormOption, make_parallel_net
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import (LAST_LAYER_ARGUMENTS, NORM_ARGUMENTS, UNFORWARDED_ARGUMENTS,
-                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork,
-                                             vector_encoder)
+                                             EncodedNetwork, EncodingNetwork, LSTMEncodingNetwork, vector_encoder)
 from alfx.networks.network import NaiveParallelNetwork, Network
 from alfx.networks.networks import NoisyFC
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec

@@ -9,9 +9,8 @@ def summary(dataset: Dataset) -> dict[str, float]:
     returns = episodes.returns()
     found = {'episodes': len(episodes.lengths), 'actions': episodes.num_actions,
              'return_mean': returns.mean(), 'return_std': returns.std(), 'return_min': returns.min(),
-             'return_max': returns.max(), 'length_mean': episodes.lengths.mean(),
-             'length_min': episodes.lengths.min(), 'length_max': episodes.lengths.max(),
-             'terminated': episodes.terminated().mean()}
+             'return_max': returns.max(), 'length_mean': episodes.lengths.mean(), 'length_min': episodes.lengths.min(),
+             'length_max': episodes.lengths.max(), 'terminated': episodes.terminated().mean()}
     reference = dataset.reference_returns()
     if reference is not None:
         found['normalized_score'] = normalized_score(float(returns.mean()), reference)

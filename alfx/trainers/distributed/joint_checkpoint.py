@@ -66,8 +66,7 @@ class JointCheckpointer(Checkpointer):
             return
         environments = [part[-1] for part in parts]
         self._write(global_step, self._joined(states, parts),
-                    None if any(state is None for state in environments) else environments, temporary,
-                    subfolder)
+                    None if any(state is None for state in environments) else environments, temporary, subfolder)
 
     def _joined(self, states: dict[str, Any], parts: list[Any] | None) -> dict[str, Any]:
         """Return the state of this rank joined with the states of all ranks.

@@ -32,6 +32,7 @@ ALPHA = np.full((4, 5, 1), 7, np.uint8)
     (ALPHA, np.full((4, 5, 3), 7)),
     (ALPHA[..., 0], np.full((4, 5, 3), 7)),
     (ALPHA.transpose(2, 0, 1) > 6, np.full((4, 5, 3), 255)),
+    (ALPHA[..., 0].astype(np.int64) // 7, np.full((4, 5, 3), 255)),  # a map of a grid with 0 and 1
     ([[1, 2], [3, 4]], np.array([[[1] * 3, [2] * 3], [[3] * 3, [4] * 3]])),
     (RGB.tolist(), RGB),
     ([RGB.tolist()], RGB),

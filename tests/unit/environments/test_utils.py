@@ -118,6 +118,15 @@ class TestCreateEnvironment:
             env.reset()
             assert env.render().shape == (400, 600, 3)
 
+    @pytest.mark.parametrize('make', [
+        lambda: ChainEnv(3), lambda render_mode=None: ChainEnv(3), lambda *, render_mode=None: ChainEnv(3),
+        lambda length=3, env_id=0: ChainEnv(length), lambda **_: ChainEnv(3), lambda name='4': ChainEnv(int(name) - 1),
+        lambda game='4': ChainEnv(int(game) - 1), lambda env_name=None: ChainEnv(int(env_name) - 1),
+        lambda x, length=3: ChainEnv(int(x) - 1)])
+    def test_the_name_is_given_to_functions_that_take_one(self, make):
+        with create_environment('4', env_load_fn=make, num_parallel_environments=1, nonparallel=True) as env:
+            assert env.observation_spec() == AlfGymWrapper(ChainEnv(3)).observation_spec()
+
     def test_a_batch_of_environments_of_several_tasks(self):
         load = partial(MultitaskWrapper.load, suite_gym.load)
         env = create_environment(['CartPole-v1', 'CartPole-v0'], env_load_fn=load, num_parallel_environments=3,

@@ -100,6 +100,10 @@ def test_parameters_named_for_users_of_other_libraries_exist(target):
     ("TrainerConfig.logdir = 'x'", "did you mean 'root_dir'?"),
     ('DqnAlgorithm.epsilon = 0.1', "did you mean 'rollout_epsilon_greedy'?"),
     ('SacAlgorithm.n_critics = 2', "did you mean 'num_critic_replicas'?"),
+    ('Td3Algorithm.policy_noise = 0.1', "did you mean 'target_noise'?"),
+    ('Td3Algorithm.act_noise = 0.1', "did you mean 'exploration_noise'?"),
+    ('Td3Algorithm.policy_delay = 2', "did you mean 'policy_update_period'?"),
+    ('DqnAlgorithm.n_steps = 3', 'mini_batch_length = n + 1'),
     ('EncodingNetwork.hidden_dim = 2', "did you mean 'fc_layer_params'?"),
 ])
 def test_parameters_of_other_libraries_get_a_hint(message_of, binding, hint):

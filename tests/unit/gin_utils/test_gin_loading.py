@@ -328,6 +328,11 @@ def test_a_misspelled_reference_is_reported(conf):
         "car.gin:1: there is no configurable '@Engien'\n  did you mean 'Engine'?")
 
 
+@pytest.mark.parametrize('name, nearest', [('adam', 'Adam'), ('adamw', 'AdamW'), ('sgd', 'SGD')])
+def test_an_optimizer_in_lower_case_is_reported_with_its_class(conf, name, nearest):
+    assert message_of(conf(f'{name}.lr = 3e-4')).endswith(f"did you mean '{nearest}'?")
+
+
 def test_a_misspelled_module_of_a_configurable_is_reported(conf):
     assert "did you mean 'toys.Engine'?" in message_of(conf('toyz.Engine.power = 3'))
 
@@ -356,6 +361,11 @@ def test_a_scope_that_code_enters_is_known(conf):
 def test_an_undefined_macro_is_reported(conf):
     message = message_of(conf('power = 3\nEngine.power = %powr'))
     assert message == "car.gin:2: macro '%powr' is not defined\n  did you mean 'power'?"
+
+
+def test_a_macro_written_as_a_reference_is_reported(conf):
+    message = message_of(conf('power = 3\nEngine.power = @power'))
+    assert message == "car.gin:2: there is no configurable '@power'\n  write %power, because it is a macro"
 
 
 def test_a_macro_defined_by_itself_is_reported(conf):
@@ -442,6 +452,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ('Engine.cylinders = 4.5', 'Engine.cylinders expects int, found float 4.5'),
     ("Engine.fuel = 'water'", "Engine.fuel expects 'petrol' or 'diesel', found str 'water'"),
     ('Car.doors = 4', 'write (4,) for a tuple of one'),
+    ('Car.doors = (@Engine)', 'found the reference @Engine\n  write (@Engine,) for a tuple of one'),
     ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),

@@ -43,6 +43,7 @@ def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column
     ('Adam.lr = -%rate', 'a minus sign may only precede a number', ''),
     ('Adam.betas = (0.9, - @rate())', 'a minus sign may only precede a number', ''),
     ('Adam.lr = inf', 'cannot read the value inf', 'write %alfx.infinity'),
+    ('TrainerConfig.num_env_steps = 1,000,000', 'continues after the value', 'a number has no commas: 1000000'),
     ("Adam.betas = 'a', 'b'  # x, y", 'continues after the value', 'write a tuple in parentheses'),
     ('Adam.betas = (1, 2) Adam.lr = 1', 'continues after the value', 'one statement per line'),
     ('Adam.lr = max(1, 2)', 'cannot read the value max(1, 2) (column 11)', 'cannot contain calls or expressions'),
