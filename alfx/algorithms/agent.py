@@ -155,9 +155,8 @@ class Agent(RLAlgorithm):
         addons = parts.add('policy_loss_addons', PolicyLossAddOns([
             addon(observation_spec=spec, action_spec=action_spec, debug_summaries=debug_summaries)
             for addon in policy_loss_addons]) if policy_loss_addons else None, 'action distribution', 'loss')
-        reward_weight_algorithm = parts.add('rw', _made(
-            reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
-            reward_spec, 'reward weights')
+        reward_weight_algorithm = parts.add('rw', _made(reward_weight_algorithm_cls, reward_spec=reward_spec,
+                                                        debug_summaries=debug_summaries), reward_spec, 'reward weights')
         check_modules(irm, rl_algorithm, config)
         is_first_part = representation_learner is None and goals is None
         rewards_unrolls = is_first_part and rewards_unrolls_at_once(irm, rl_algorithm, config)

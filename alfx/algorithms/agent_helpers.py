@@ -108,9 +108,8 @@ class AgentHelper:
             return only._replace(extra={field: only.extra})
         return LossInfo(loss=_sum(i.loss for i in infos.values()),
                         scalar_loss=_sum(i.scalar_loss for i in infos.values()),
-                        extra={field: i.extra for field, i in infos.items()},
-                        priority=_only('priority', infos), gns=_only('gns', infos),
-                        batch_label=_only('batch_label', infos))
+                        extra={field: i.extra for field, i in infos.items()}, priority=_only('priority', infos),
+                        gns=_only('gns', infos), batch_label=_only('batch_label', infos))
 
     def after_update(self, algorithms: list[Algorithm], root_inputs: NestedTensor, train_info: NestedTensor) -> None:
         """Call ``after_update`` of each part with its own info."""

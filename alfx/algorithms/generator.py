@@ -303,9 +303,8 @@ class Generator(Algorithm):
             loss = loss_of(others)
             distances = (outputs.detach() - others.detach()).double().square().sum(-1)
             bandwidth = self._bandwidth(distances, same=False)
-            direction = particle_vi.paired_svgd_direction(
-                outputs.detach(), others.detach(), score_of(loss, others), particle_vi.kernel(distances, bandwidth),
-                bandwidth, weight)
+            direction = particle_vi.paired_svgd_direction(outputs.detach(), others.detach(), score_of(loss, others),
+                                                          particle_vi.kernel(distances, bandwidth), bandwidth, weight)
             return moving_loss(direction, outputs), loss
         if self._par_vi == 'svgd2':
             half = len(outputs) // 2

@@ -282,8 +282,7 @@ class MCTSModel(nn.Module):
             parts['policy'] = policy_loss(model_output.action_distribution, target.action, target.action_policy)
         if self._train_game_over_function:
             parts['game_over'] = F.binary_cross_entropy_with_logits(
-                model_output.game_over_logit, target.game_over.to(model_output.game_over_logit.dtype),
-                reduction='none')
+                model_output.game_over_logit, target.game_over.to(model_output.game_over_logit.dtype), reduction='none')
         if self._train_repr_prediction:
             parts['repr'] = self._masked_repr_loss(model_output.state.state, target)
         counts = self._step_weights

@@ -75,8 +75,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
             if self._stores_returns():
                 time_major = ActorCriticInfo(step_type=root_inputs.step_type.transpose(0, 1),
                                              discount=root_inputs.discount.transpose(0, 1),
-                                             reward=root_inputs.reward.transpose(0, 1),
-                                             value=value.transpose(0, 1))
+                                             reward=root_inputs.reward.transpose(0, 1), value=value.transpose(0, 1))
                 returns, advantages = self._loss.calc_rollout_returns_and_advantages(time_major)
                 info = info._replace(returns=returns.transpose(0, 1), advantages=advantages.transpose(0, 1))
             return root_inputs, info

@@ -4,6 +4,7 @@
 :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run such a group, so both give the same sequences.
 """
 import contextlib
+import inspect
 import logging
 import math
 import re
@@ -76,7 +77,7 @@ class EnvSpaces(NamedTuple):
             is_changed |= type(layer).step not in _SAME_REWARD
             layer = layer.env
         reward_space = layer.reward_space if declares else None  # type: ignore[attr-defined]
-        shape = () if reward_space is None else tuple(reward_space.shape)
+        shape = () if reward_space is None else tuple(getattr(reward_space, 'shape', ()))
         if shape and (is_changed or layer is not env.unwrapped):
             env.reset()
             reward: Any = env.step(env.action_space.sample())[1]
@@ -308,9 +309,12 @@ class EnvironmentGroup:
     def _reset(self, i: int, options: dict[str, Any] | None, out: Buffers) -> dict[str, Any]:
         env, seed = self.envs[i], self._seeds[i]
         if seed is not None:
+            random_state.seed_generators(derived_seed(seed, 10), env.unwrapped, unseeded_only=True)
             if self._owns_process:  # for environments that draw from the generators of numpy, Python or torch
                 process_seed = random_state.set_random_seed(derived_seed(seed, 9))
-                random_state.seed_generators(sys.modules.get(type(env.unwrapped).__module__, sys), process_seed)
+                module = sys.modules.get(type(env.unwrapped).__module__, sys)
+                imported = filter(inspect.ismodule, vars(module).values())
+                random_state.seed_generators(process_seed, module, type(env.unwrapped), *imported)
             with contextlib.suppress(AttributeError):  # for a reset that ignores its seed
                 env.unwrapped.np_random = np.random.default_rng(derived_seed(seed, 3))
             for part in (env.unwrapped, env):  # the spaces of a wrapper may be different objects

@@ -8,7 +8,8 @@ with two methods::
     def set_state(self, state):   # continue exactly from a result of get_state()
 
 or set the attribute ``state_can_be_saved = False``. If nothing works (Box2D), :func:`capture` returns ``None``.
-State outside the environment's attributes (a simulator behind a handle, class attributes) is not found here:
+Numbers, strings and collections of them that are variables of its class or module are not saved but compared. Other
+state outside the environment's attributes (a simulator behind a handle) is not found here:
 :mod:`alfx.environments.state_check` finds out whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
@@ -76,7 +77,7 @@ def capture(env: Any) -> bytes | None:
     """
     try:
         known, buffer, _ = _dump(env)
-    except Exception as error:  # noqa: BLE001 - pickling calls code of the environment, which may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - calls code of the environment, which may raise anything
         _log_once(f'the state of {type(env.unwrapped).__name__} cannot be saved: {type(error).__name__}: {error}')
         return None
     return _MARK + (b'known' if known else b'other') + zlib.compress(buffer, 1)
@@ -175,11 +176,21 @@ def _layers(env: Any) -> list[Any]:
 
 def _shape(layers: list[Any], simulators: list[tuple[Any, _Simulator]]) -> list[str]:
     names = [f'{type(part).__module__}.{type(part).__qualname__}' for part in (*layers, *(s for s, _ in simulators))]
-    # Numbers of classes and modules are not saved. Where they differ, the saved attributes are only part of the state.
+    # Values of classes and modules are not saved. Where they differ, the saved attributes are only part of the state.
     kinds = dict.fromkeys(kind for layer in layers for kind in type(layer).__mro__ if _package(kind) not in _KNOWN)
-    return names + [f'{kind.__qualname__} with {key} = {value!r}' for kind in kinds
+    return names + [f'{kind.__qualname__} with {key} = {text}' for kind in kinds
                     for key, value in {**vars(sys.modules.get(kind.__module__, kind)), **vars(kind)}.items()
-                    if type(value) in (bool, int, float, str) and not key.startswith('__')]
+                    if value is not None and not key.startswith('__') and (text := _text(value))]
+
+
+def _text(value: Any) -> str:
+    """Return numbers, strings and collections of them as text; '' for anything else, such as a cache of images."""
+    if isinstance(value, (dict, set)):
+        value = sorted(value.items() if isinstance(value, dict) else value, key=repr)
+    if isinstance(value, (list, tuple)):
+        parts = [_text(part) for part in value[:1000]]
+        return f'[{", ".join(parts)}]' if all(parts) and parts else ''
+    return repr(value) if value is None or type(value) in (bool, int, float, str) else ''
 
 
 @functools.cache

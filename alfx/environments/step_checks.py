@@ -104,7 +104,7 @@ def described_outside(space: spaces.Space, value: Any) -> str:
     if array.dtype == dtype and dtype.kind in 'bu' and isinstance(space, spaces.Box) and _is_full(space):
         return ''  # images
     if array.dtype.kind not in 'biuf':
-        return f'{array.dtype} values, which its space {space} does not allow' if array.dtype.kind in 'cUS' else ''
+        return f'{array.dtype} values, which its space {space} does not allow' if array.dtype.kind in 'cmMUS' else ''
     wrong = (array < low) | (array > high)
     if dtype.kind != 'f' and array.dtype.kind == 'f':
         wrong |= array != np.floor(array)  # also NaN

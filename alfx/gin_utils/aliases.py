@@ -28,8 +28,7 @@ INSTEAD = {
                           'your own network',
     'SocialAttentionNetwork': 'attention is not available: write @EncodingNetwork and '
                               'EncodingNetwork.preprocessing_combiner = @NestConcat()',
-    'LatentActorDistributionNetwork': _FLOW,
-    'RealNVPNetwork': _FLOW,
+    **dict.fromkeys(('LatentActorDistributionNetwork', 'RealNVPNetwork'), _FLOW),
     'SummarizeGradient': 'remove the layer and write TrainerConfig.summarize_grads_and_vars = True',
     'PeriodicReset': 'write TrainerConfig.callbacks = (@ResetNetworks(), ), and ResetNetworks.at_env_steps',
     # transformations of experience
@@ -53,10 +52,8 @@ INSTEAD = {
                         '@get_observation_spec()',
     'get_vocab_size': 'write the number',
     # algorithms
-    '*.actor_network': _NETWORK_CLASS.format('actor_network'),
-    '*.critic_network': _NETWORK_CLASS.format('critic_network'),
-    '*.q_network': _NETWORK_CLASS.format('q_network'),
-    '*.value_network': _NETWORK_CLASS.format('value_network'),
+    **{f'*.{name}': _NETWORK_CLASS.format(name)
+       for name in ('actor_network', 'critic_network', 'q_network', 'value_network')},
     **{f'{owner}.{name}': f'write {owner}.observation_{other}, and {owner}.action_{other} for the action'
        for owner in ('CriticNetwork', 'CriticRNNNetwork', 'CriticQuantileNetwork')
        for name, other in (('input_preprocessors', 'input_processors'),
@@ -79,9 +76,8 @@ INSTEAD = {
     '*.torch_env_wrappers': 'write alf_env_wrappers',
     '*.wrap_with_process': 'remove it: create_environment.nonparallel decides whether environments run in processes',
     'suite_babyai': 'write create_environment.env_load_fn = @suite_minigrid.load, which also has the ids of BabyAI',
-    'suite_procgen': _PACKAGE,
     **dict.fromkeys(('suite_carla', 'suite_dmc', 'suite_dmlab', 'suite_go', 'suite_highway', 'suite_mario',
-                     'suite_metadrive', 'suite_safety_gym', 'suite_socialbot'), _PACKAGE),
+                     'suite_metadrive', 'suite_procgen', 'suite_safety_gym', 'suite_socialbot'), _PACKAGE),
 }
 """``Name``, ``Owner.parameter`` or ``*.parameter`` (any owner without that parameter), and the hint for each."""
 
@@ -95,12 +91,10 @@ ELSEWHERE = {
         'PPOLoss.value_clipping': 'clip_range_vf vf_clip_param clip_vloss value_clip',
         'PPOLoss.entropy_regularization': 'ent_coef entropy_coef entropy_coeff entropy_cost entropy_bonus',
         'PPOLoss.td_loss_weight': 'vf_coef vf_loss_coeff value_coef value_loss_coef',
-        'PPOLoss.td_lambda': 'gae_lambda lambda_ lam',
         'PPOLoss.normalize_advantages': 'normalize_advantage norm_adv advantage_normalization',
-        'PPOLoss.gamma': 'discount_factor discount',
-        'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps '
-                                       'max_steps total_env_steps n_timesteps step_per_epoch steps timesteps '
-                                       'num_frames',
+        'PPOLoss.td_lambda': 'gae_lambda lambda_ lam', 'PPOLoss.gamma': 'discount_factor discount',
+        'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps steps '
+                                       'max_steps total_env_steps n_timesteps step_per_epoch timesteps num_frames',
         'TrainerConfig.unroll_length': 'n_steps num_steps rollout_length rollout_fragment_length train_freq '
                                        'train_frequency step_per_collect n_step',
         'TrainerConfig.num_updates_per_train_iter': 'n_epochs num_epochs num_epoch update_epochs num_sgd_iter '
@@ -110,7 +104,7 @@ ELSEWHERE = {
         'TrainerConfig.replay_buffer_length': 'buffer_size replay_size replay_buffer_size memory_size capacity',
         'TrainerConfig.initial_collect_steps': 'learning_starts start_steps warmup_steps start_timesteps '
                                               'random_timesteps',
-        'TrainerConfig.random_seed': 'seed random_state',
+        'TrainerConfig.random_seed': 'seed random_state', 'TrainerConfig.num_episodes': 'total_episodes',
         'TrainerConfig.num_checkpoints': 'checkpoint_interval checkpoint_freq checkpoint_frequency save_freq '
                                          'save_interval save_every',
         'TrainerConfig.eval_interval': 'eval_freq evaluation_interval eval_every',
@@ -123,22 +117,17 @@ ELSEWHERE = {
         'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length load.max_steps '
                                             'create_environment.max_steps',
         'suite_gym.load.gym_env_wrappers': 'create_environment.wrappers env_wrappers',
-        'TrainerConfig.num_episodes': 'total_episodes',
-        'TrainerConfig.root_dir': 'logdir log_dir',
-        'SacAlgorithm.num_critic_replicas': 'n_critics num_critics',
-        'RewardScaling.scale': 'reward_scale',
+        'TrainerConfig.root_dir': 'logdir log_dir', 'RewardScaling.scale': 'reward_scale',
+        'SacAlgorithm.num_critic_replicas': 'n_critics num_critics', 'SacAlgorithm.target_update_tau': 'tau polyak',
         'FrameStacker.stack_size': 'frame_stack num_stack n_stack framestack',
         'TrainerConfig.stop_at_return': 'early_stopping stop_reward reward_threshold',
         'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs create_environment.env_args',
-        'SacAlgorithm.target_update_tau': 'tau polyak',
         'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',
-        'Td3Algorithm.target_noise': 'policy_noise target_policy_noise',
-        'Td3Algorithm.noise_clip': 'target_noise_clip',
+        'Td3Algorithm.target_noise': 'policy_noise target_policy_noise', 'Td3Algorithm.noise_clip': 'target_noise_clip',
         'Td3Algorithm.exploration_noise': 'act_noise action_noise expl_noise',
         'Td3Algorithm.policy_update_period': 'policy_delay policy_freq policy_frequency',
         'DqnAlgorithm.rollout_epsilon_greedy': 'exploration_fraction exploration_final_eps exploration_initial_eps '
-                                               'start_e end_e epsilon_start epsilon_decay '
-                                               'DqnAlgorithm.epsilon',
+                                               'start_e end_e epsilon_start epsilon_decay DqnAlgorithm.epsilon',
         'ActorDistributionNetwork.fc_layer_params': 'net_arch hidden_sizes hidden_dims hidden_dim hidden_layers '
                                                     'hidden_units fcnet_hiddens policy_kwargs',
         'ActorDistributionNetwork.activation': 'activation_fn fcnet_activation',

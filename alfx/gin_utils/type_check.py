@@ -148,6 +148,8 @@ def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
     _require(isinstance(value, (list, tuple)), value, hint)
     if not arguments:
         return value
+    if value and check(value[0], arguments[0])[0] and check(value, arguments[0])[0] is None:
+        raise _Unfit(f'write ({value!r},) for a tuple of one')
     if base is tuple and Ellipsis not in arguments:
         _require(len(value) == len(arguments), value, f'it needs {len(arguments)} elements')
         return type(value)(_fit(item, argument) for item, argument in zip(value, arguments))

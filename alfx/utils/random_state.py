@@ -24,13 +24,21 @@ def set_random_seed(seed: int | None) -> int:
     return seed
 
 
-def seed_generators(module: Any, seed: int) -> None:
-    """Seed the generators that are variables of a module."""
-    for value in vars(module).values():
+def seed_generators(seed: Any, *owners: Any, unseeded_only: bool = False) -> None:
+    """Seed the generators that are variables of modules, classes or objects differently.
+
+    Args:
+        seed: in ``[0, 2**32)``.
+        owners: modules, classes or objects.
+        unseeded_only: only the generators of numpy that were created without a seed.
+    """
+    for i, value in enumerate(value for owner in owners for value in vars(owner).values()):
         if isinstance(value, np.random.Generator):
-            value.bit_generator.state = type(value.bit_generator)(seed).state
-        elif isinstance(value, (random.Random, np.random.RandomState)):
-            value.seed(seed)
+            entropy = getattr(value.bit_generator.seed_seq, 'entropy', None)
+            if not unseeded_only or isinstance(entropy, int) and entropy >= 2**64:  # of the operating system
+                value.bit_generator.state = type(value.bit_generator)((seed + i) % 2**32).state
+        elif isinstance(value, (random.Random, np.random.RandomState)) and not unseeded_only:
+            value.seed((seed + i) % 2**32)
 
 
 def capture() -> dict[str, Any]:

@@ -183,7 +183,7 @@ def test_later_observations_are_compared_with_the_space_as_well():
 
 
 @pytest.mark.parametrize('space, sent', [(FLOATS, np.array([1j, 0])), (FLOATS, np.array(['1', '0'])),
-                                         (spaces.Discrete(4), '2')])
+                                         (FLOATS, np.array(['2026-01-02'] * 2, 'M8[D]')), (spaces.Discrete(4), '2')])
 def test_observations_that_are_no_real_numbers_are_rejected(space, sent):
     with pytest.raises(EnvironmentStepError, match='values, which its space .* does not allow'):
         SerialVectorEnv([lambda: Returning(space, reset=(sent, {}))]).reset()

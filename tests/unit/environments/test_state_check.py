@@ -68,6 +68,26 @@ class Level(Walk):
         return {'x': np.full(2, self.resets, np.float32)}
 
 
+class SlowLevels(Walk):
+    """A walk whose class counts the resets in a dict, on which later levels depend."""
+
+    progress: dict = {}
+
+    def reset(self, **kwargs):
+        self.progress['episodes'] += 1
+        return super().reset(**kwargs)
+
+
+class Cached(Walk):
+    """A walk whose class caches images."""
+
+    images: dict = {}
+
+    def reset(self, **kwargs):
+        self.images[len(self.images)] = np.zeros(3)
+        return super().reset(**kwargs)
+
+
 class Forgetful(Walk):
     """An environment that does not save its random numbers, which the next reset needs."""
 
@@ -125,6 +145,12 @@ def test_a_recording_replays_in_another_environment(steps, expected):
     assert replay(adapter(Walk, count=1), recording) == ''
 
 
+def test_a_cache_of_the_class_is_no_state():
+    recording = recorded(adapter(Cached)).latest()
+    Cached.images.clear()  # as in another process
+    assert replay(adapter(Cached, count=1), recording) == ''
+
+
 @pytest.mark.processes
 def test_an_environment_in_a_worker_is_recorded():
     env = adapter(Walk, vector=ProcessVectorEnv, envs_per_worker=2)
@@ -141,13 +167,16 @@ def test_a_natively_batched_environment_is_recorded_with_all_rows():
 @pytest.mark.parametrize('make, message', [
     (ByNumber, 'in another process the observation differs'),
     (Level, 'with resets = 9, expected Level with resets = 1'),
+    (SlowLevels, "with progress = [['episodes', 9], ['levels', [0, 1]]], expected SlowLevels with progress"),
     (Forgetful, 'in another process the observation differs')])
 def test_state_outside_of_the_saved_state_is_found(make, message, monkeypatch):
     monkeypatch.setattr(ByNumber, 'worlds', {})
     monkeypatch.setattr(Level, 'resets', 0)
+    monkeypatch.setattr(SlowLevels, 'progress', {'episodes': 0, 'levels': {0, 1}})
     recording = recorded(adapter(make)).latest()
     ByNumber.worlds.clear()  # as in another process
     Level.resets = 0
+    SlowLevels.progress['episodes'] = 0
     assert message in replay(adapter(make, count=1), recording)
 
 

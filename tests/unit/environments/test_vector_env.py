@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from collections import namedtuple
 from functools import partial
 
@@ -115,6 +116,29 @@ class OwnDice(GlobalDice):
 
     def draw(self):
         return np.array([OWN_GENERATOR.random(), OWN_RANDOM.random(), self.np_random.random()])
+
+
+dice = types.ModuleType('dice')
+dice.GENERATOR = np.random.default_rng()
+
+
+class ClassDice(OwnDice):
+    """An environment that draws from generators of its class and of a module that it imports."""
+
+    generator = np.random.default_rng()
+
+    def draw(self):
+        return np.array([self.generator.random(), dice.GENERATOR.random(), self.np_random.random()])
+
+
+class InstanceDice(OwnDice):
+    """An environment that creates generators, one of them without a seed."""
+
+    def __init__(self):
+        self.generator, self.seeded = np.random.default_rng(), np.random.default_rng(3)
+
+    def draw(self):
+        return np.array([self.generator.random(), self.seeded.random(), self.np_random.random()])
 
 
 class SamplingItsSpace(gymnasium.Env):
@@ -357,9 +381,10 @@ class TestSeeds:
         assert len(np.unique(unseeded[0])) == played[0].size
 
     @pytest.mark.processes
-    def test_generators_of_the_module_of_an_environment_are_seeded(self):
+    @pytest.mark.parametrize('make', [OwnDice, ClassDice])
+    def test_generators_of_modules_and_classes_are_seeded(self, make):
         def play(seed):
-            env = ProcessVectorEnv([OwnDice] * 3)
+            env = ProcessVectorEnv([make] * 3)
             first, _ = env.reset(seed=environment_seeds(seed, 3))
             second = env.step(np.zeros(3, int))[0]
             env.close()
@@ -379,10 +404,15 @@ class TestSeeds:
             env = gymnasium.wrappers.RescaleAction(SamplingItsSpace(), -1, 1)
             return gymnasium.wrappers.RescaleObservation(env, np.float32(-1), np.float32(1))
 
-        for make, columns in (OwnDice, slice(2, 3)), (sampling, slice(None)):
+        for make, columns in (OwnDice, slice(2, 3)), (sampling, slice(None)), (InstanceDice, [0, 2]):
             played = play(make, 1)[..., columns]
             assert np.array_equal(played, play(make, 1)[..., columns])
             assert not (played == play(make, 2)[..., columns]).any() and not (played[:, 0] == played[:, 1]).any()
+
+    def test_a_generator_with_a_seed_of_the_environment_keeps_it(self):
+        env = SerialVectorEnv([InstanceDice] * 2)
+        found = env.reset(seed=environment_seeds(1, 2))[0]
+        assert (found[:, 1] == np.random.default_rng(3).random()).all()
 
     @BOTH
     def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_rejected(self, make):

@@ -453,6 +453,7 @@ def test_an_open_bracket_has_the_same_message_in_every_python(conf, monkeypatch)
     ("Engine.fuel = 'water'", "Engine.fuel expects 'petrol' or 'diesel', found str 'water'"),
     ('Car.doors = 4', 'write (4,) for a tuple of one'),
     ('Car.doors = (@Engine)', 'found the reference @Engine\n  write (@Engine,) for a tuple of one'),
+    ('EncodingNetwork.conv_layer_params = (32, 8, 4)', 'write ((32, 8, 4),) for a tuple of one'),
     ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
