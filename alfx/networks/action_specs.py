@@ -65,7 +65,8 @@ def require_discrete(spec: TensorSpec, head: str) -> None:
 def _require_few_values(spec: Any, head: str) -> None:
     most = int(np.max(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64))) + 1
     if most > _MAX_CATEGORIES:
-        raise SpecError(f'{head}: an action with {most} values has too many for one logit each, found {spec}')
+        raise SpecError(f'{head}: an action with {most} values has too many for one logit each, found {spec}; turn it '
+                        'into a continuous Box with a wrapper among gym_env_wrappers')
 
 
 def require_continuous(spec: TensorSpec, head: str) -> None:
