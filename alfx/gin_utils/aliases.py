@@ -110,16 +110,15 @@ ELSEWHERE = {
         'TrainerConfig.eval_interval': 'eval_freq evaluation_interval eval_every',
         'TrainerConfig.num_eval_episodes': 'n_eval_episodes eval_episodes evaluation_duration episode_per_test '
                                            'num_test_episodes',
-        'TrainerConfig.summary_interval': 'log_interval log_freq log_every',
+        'TrainerConfig.summary_interval': 'log_interval log_freq log_every', 'TrainerConfig.root_dir': 'logdir log_dir',
         'create_environment.env_name': 'env_id env environment game task load.env_name',
         'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
                                                         'num_envs_per_env_runner num_env env_num',
         'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length load.max_steps '
                                             'create_environment.max_steps',
         'suite_gym.load.gym_env_wrappers': 'create_environment.wrappers env_wrappers',
-        'TrainerConfig.root_dir': 'logdir log_dir', 'RewardScaling.scale': 'reward_scale',
         'SacAlgorithm.num_critic_replicas': 'n_critics num_critics', 'SacAlgorithm.target_update_tau': 'tau polyak',
-        'FrameStacker.stack_size': 'frame_stack num_stack n_stack framestack',
+        'RewardScaling.scale': 'reward_scale', 'FrameStacker.stack_size': 'frame_stack num_stack n_stack framestack',
         'TrainerConfig.stop_at_return': 'early_stopping stop_reward reward_threshold',
         'suite_gym.load.env_args': 'env_kwargs env_config make_kwargs create_environment.env_args',
         'SacAlgorithm.target_update_period': 'target_update_interval target_network_frequency target_update_freq',

@@ -288,9 +288,10 @@ def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolve
         for leaf in iterate_nested(statement.value):
             missing = _unbound_arguments(leaf, bound)
             if missing:
-                plain = dataclasses.replace(leaf, evaluate=False)
+                is_call = leaf.scopes and leaf.scopes[-1].startswith(re.sub(r'\W', '_', statement.text))  # @f(x=1)
+                plain = f'functools.partial(@{leaf.selector}, ...)' if is_call else repr(leaf).removesuffix('()')
                 problems.append(Problem(statement.location, f'{leaf!r} needs {", ".join(missing)}, which the conf does '
-                                        'not set', f'set it, or write {plain!r} to pass the constructor'))
+                                        'not set', f'set it, or write {plain} to pass the constructor'))
     return problems
 
 

@@ -483,6 +483,8 @@ def test_calling_a_reference_with_unbound_arguments_is_reported(conf):
     message = message_of(conf('garage.cars = [@Car()]'))
     assert message == ('car.gin:1: @Car() needs engine, which the conf does not set\n'
                        '  set it, or write @Car to pass the constructor')
+    assert 'write functools.partial(@Car, ...) to pass' in message_of(conf('garage.cars = (@Car(seats=3), )'))
+    assert 'write @front/Car to pass' in message_of(conf('garage.cars = (@front/Car(), )'))
     gin_utils.load(conf('garage.cars = [@Car(), @Car]\nCar.engine = 1'))
     assert garage()[0].engine == 1
 
