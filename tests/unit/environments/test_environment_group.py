@@ -242,6 +242,10 @@ class Sum(gymnasium.RewardWrapper):
         return reward.sum()
 
 
+class Range(Weighted):
+    reward_space = (-1, 1)  # not a space, like reward_range of gym
+
+
 class DeclaredAsOne(Weighted):
     reward_space = spaces.Box(-1, 1, (1, ))
 
@@ -256,8 +260,8 @@ class Three(gymnasium.RewardWrapper):
 
 
 @pytest.mark.parametrize('wrappers, shape', [
-    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([DeclaredAsOne], ()), ([Sum], ()), ([Three], (3, )),
-    ([Three, Sum], ()),
+    ([], (2, )), ([Weighted], ()), ([Declared], ()), ([DeclaredAsOne], ()), ([Range], ()), ([Sum], ()),
+    ([Three], (3, )), ([Three, Sum], ()),
     ([lambda env: gymnasium.wrappers.TimeLimit(env, 5), Sum, gymnasium.Wrapper], ())])
 def test_wrappers_may_change_the_number_of_rewards(wrappers, shape):
     def make():

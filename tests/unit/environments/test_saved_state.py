@@ -112,6 +112,16 @@ def test_functions_that_refer_to_what_cannot_be_saved(caplog):
     assert saved_state.capture(Plain(law=lambda: lock)) is None and 'cannot be saved' in caplog.text
 
 
+class Exiting:
+    def __getstate__(self):
+        sys.exit(3)
+
+
+def test_an_attribute_that_exits_while_it_is_saved_does_not_end_the_run(caplog):
+    caplog.set_level('INFO')
+    assert saved_state.capture(Plain(law=Exiting())) is None and 'cannot be saved: SystemExit: 3' in caplog.text
+
+
 def test_an_attribute_that_did_not_exist_is_removed():
     assert 'later' not in vars(copied(Plain(), Plain(later=0)))
 
