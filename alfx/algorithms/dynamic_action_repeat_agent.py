@@ -171,8 +171,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """Return the action as :meth:`predict_step` does, and sum rewards. Infos are valid where ``is_decision``."""
         decides = self._decides(time_step, state)
-        is_first = time_step.is_first()
-        factor = torch.where(is_first, 1.0, state.rl_discount)
+        factor = torch.where(time_step.is_first(), 1.0, state.rl_discount)
         reward = state.rl_reward + _like(factor, time_step.reward) * time_step.reward
         discount = factor * time_step.discount
         inner_step = time_step._replace(reward=reward, discount=discount)

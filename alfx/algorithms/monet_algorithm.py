@@ -277,8 +277,7 @@ class MoNetAlgorithm(Algorithm):
     def _encode(self, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and log-variances ``[B, K, slot_size]`` of the posteriors."""
         images = image.unsqueeze(1).expand(-1, self._n_slots, *image.shape[1:])
-        inputs = torch.cat([images, mask.unsqueeze(2)], dim=2).flatten(0, 1)
-        parameters, _ = self._encoder(inputs)
+        parameters, _ = self._encoder(torch.cat([images, mask.unsqueeze(2)], dim=2).flatten(0, 1))
         mean, log_variance = parameters.view(-1, self._n_slots, 2 * self._slot_size).chunk(2, dim=-1)
         return mean, log_variance
 

@@ -85,8 +85,7 @@ class OacAlgorithm(SacAlgorithm):
 
 def upper_bound(critics: Tensor, beta: float) -> Tensor:
     """Return ``mean + beta * standard deviation`` over n critics (section 4.1 of the paper): ``[B, n]`` to ``[B]``."""
-    variance = critics.var(1, unbiased=False)
-    return critics.mean(1) + beta * (variance + 1e-12).sqrt()
+    return critics.mean(1) + beta * (critics.var(1, unbiased=False) + 1e-12).sqrt()
 
 
 def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float,

@@ -69,6 +69,7 @@ class RLAlgorithm(Algorithm):
         name: name of this algorithm.
 
     Raises:
+        TypeError: ``env`` is not an environment of alfx.
         ValueError: the reward spec has rank 2 or more, or ``reward_weights`` have the wrong size.
     """
 
@@ -86,6 +87,9 @@ class RLAlgorithm(Algorithm):
                          checkpoint=checkpoint, config=config, debug_summaries=debug_summaries, name=name)
         if reward_spec.ndim > 1:
             raise ValueError(f'reward_spec has to be of rank 0 or 1, found {reward_spec}')
+        if not hasattr(env, 'batch_size') and env is not None:
+            raise TypeError(f'env: expected an environment of alfx, found {type(env).__name__}; convert an environment '
+                            'of gymnasium with alfx.environments.suite_gym.wrap_env')
         self._observation_spec = observation_spec
         self._action_spec = action_spec
         self._reward_spec = reward_spec

@@ -229,8 +229,7 @@ class GymVectorEnvironment(SpecifiedEnvironment):
             infos = collected_infos(self._env.request_reset(rows), self._batch_size)
         else:  # the reset cannot be requested in advance: it takes one more step, which is dropped, before the reset
             self._forced = rows.copy() if self._forced is None else self._forced | rows
-        ended = rows if self._first is None else rows & ~self._first
-        found = self._episode_numbers(infos, ended)
+        found = self._episode_numbers(infos, rows if self._first is None else rows & ~self._first)
         self._final_infos = {**self._final_infos, **found}
         self.add_final_infos(found.values())
         self._first = rows.copy() if self._first is None else self._first | rows

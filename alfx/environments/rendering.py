@@ -45,8 +45,8 @@ def as_frame(image: Any) -> np.ndarray:
     """Return an image that ``render()`` of an environment returned as a frame, uint8 ``[H, W, 3]``.
 
     Args:
-        image: gray, with one, three or four channels, first or last; integers or bools, or floats in [0, 1] or
-            [0, 255]. Of several images, such as those since the last call, the last.
+        image: gray, with one, three or four channels, first or last; integers or bools, floats in [0, 1] or
+            [0, 255], or 16-bit integers up to 65,535. Of several images, such as those since the last call, the last.
 
     Raises:
         UnsupportedOperationError: anything else.
@@ -67,6 +67,8 @@ def as_frame(image: Any) -> np.ndarray:
         frame = np.nan_to_num(frame)
     if frame.dtype != np.uint8 and frame.max() <= 1:
         frame = frame * 255.0
+    elif frame.dtype == np.uint16 and frame.max() > 255:
+        frame = frame / 257.0
     if frame.dtype != np.uint8:
         frame = np.clip(frame, 0, 255).astype(np.uint8)
     return np.repeat(frame, 3 // frame.shape[2], axis=2) if frame.shape[2] < 3 else np.ascontiguousarray(frame)

@@ -78,11 +78,14 @@ def action_spec_from_gym_space(space: spaces.Space, normalize: bool = False, whe
         where: name of ``space`` in errors.
 
     Raises:
-        UnsupportedSpaceError: also for a floating point action with some finite and some infinite bounds.
+        UnsupportedSpaceError: also for a space without components, or a floating point action with some finite and
+            some infinite bounds.
     """
     spec = tensor_spec_from_gym_space(space, where=where)
     leaves = [_action_leaf(leaf_spec, leaf, path, normalize)
               for leaf_spec, (path, leaf) in zip(nest.flatten(spec), flatten_space(space, where))]
+    if not any(leaf.numel for leaf in leaves):
+        raise UnsupportedSpaceError(f'{where}: {space} has no components, so an agent has nothing to choose')
     return nest.pack_sequence_as(spec, leaves)
 
 
@@ -143,7 +146,8 @@ def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
 
 def _keys(space: spaces.Dict) -> list[Any]:
     """Return the keys in the order in which a nest visits their values."""
-    return sorted(space.spaces) if len({*map(type, space.spaces)}) == 1 else nest.flatten({k: k for k in space.spaces})
+    keys = list(space.spaces)
+    return [keys[i] for i in nest.flatten({key: i for i, key in enumerate(keys)})]
 
 
 def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, spaces.Space]]:

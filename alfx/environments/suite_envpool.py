@@ -203,8 +203,7 @@ class EnvPoolVectorEnv(VectorEnv):
         moving = np.flatnonzero(~due).astype(np.int32)
         if len(moving):
             leaves = [leaf[moving] for leaf in flatten_sample(self.single_action_space, actions)]
-            chosen = unflatten_sample(self.single_action_space, leaves)
-            self._pool.send(chosen, moving)
+            self._pool.send(unflatten_sample(self.single_action_space, leaves), moving)
             result = self._pool.recv()
             parts.append((result[-1]['env_id'], *self._received(result)))
         rows = np.flatnonzero(due)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from alfx import gin_utils
 from alfx.environments import alf_wrappers, gym_make, gym_wrappers, rendering
@@ -28,7 +28,7 @@ from alfx.gin_utils.value_checks import Count, StepLimit
 from alfx.tensor_specs import TensorSpec
 
 _log = logging.getLogger(__name__)
-_TRANSFORMERS = {'NormalizeObservation': 'ObservationNormalizer', 'NormalizeReward': 'RewardNormalizer'}
+_TRANSFORMERS = {'NormalizeObservation': 'ObservationNormalizer', 'NormalizeReward': 'DiscountedReturnScaling'}
 AlfWrapper = Callable[[AlfEnvironment], AlfEnvironment]
 VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
 
@@ -104,7 +104,7 @@ def log_sticky_actions(name: str, probability: float) -> None:
 
 def _warn_of_statistics(env: Any) -> None:
     """Log a warning for wrappers whose statistics are not saved with the policy."""
-    while isinstance(env, gymnasium.Wrapper):
+    while isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
         for cls in type(env).__mro__:
             if transformer := _TRANSFORMERS.get(cls.__name__):
                 _log.warning('%s has statistics that are not saved with the policy: evaluation and play start with '
@@ -187,6 +187,7 @@ def wrap_env(gym_env: gymnasium.Env | VectorEnv | Sequence[EnvFn], env_id: int |
         if gym_env_wrappers:
             raise EnvironmentLoadError('gym_env_wrappers wrap one gymnasium environment, found a vector environment')
         vectorized = gym_env
+        _warn_of_statistics(gym_env)
     else:
         if isinstance(gym_env, gymnasium.Env) and 'ProcessVectorEnv' in gym_make.function_name(vector_env):
             raise EnvironmentLoadError('wrap_env.vector_env: an existing environment cannot be stepped in another '

@@ -176,6 +176,5 @@ def _serve(pipe: Connection, worker: _Worker) -> None:
         elif name == 'render':
             result = group.render_first()
         else:
-            method = getattr(worker, name, None) or getattr(group, name)
-            result = method(*arguments)
+            result = (getattr(worker, name, None) or getattr(group, name))(*arguments)
         pipe.send_bytes(RESULT + pickle.dumps(result))

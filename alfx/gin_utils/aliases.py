@@ -39,7 +39,10 @@ INSTEAD = {
                                'ImageScaleTransformer.max',
     'reward_clipping': 'write @RewardClipping in TrainerConfig.data_transformer_ctor, and RewardClipping.minmax',
     'reward_scaling': 'write @RewardScaling in TrainerConfig.data_transformer_ctor, and RewardScaling.scale',
-    'NormalizeObservation': 'write @ObservationNormalizer in TrainerConfig.data_transformer_ctor',
+    **dict.fromkeys(('NormalizeObservation', '*.norm_obs', '*.normalize_observation', '*.normalize_observations'),
+                    'write @ObservationNormalizer in TrainerConfig.data_transformer_ctor'),
+    **dict.fromkeys(('NormalizeReward', '*.norm_reward', '*.normalize_reward', '*.normalize_rewards'),
+                    'write @DiscountedReturnScaling in TrainerConfig.data_transformer_ctor'),
     '*.observation_transformer': 'write TrainerConfig.data_transformer_ctor, with @ImageScaleTransformer for images '
                                  'and @FrameStacker to stack several frames',
     '*.reward_shaping_fn': 'write @RewardScaling, @RewardClipping or @RewardShifting in '
@@ -69,7 +72,7 @@ INSTEAD = {
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
     'BestEvalChecker': 'remove it with its parameter, and write TrainerConfig.callbacks = (@KeepBestCheckpoint(), ), '
                        'which needs TrainerConfig.evaluate = True',
-    'TrainerConfig.device': 'remove it: choose the device on the command line, with --device=cuda',
+    **dict.fromkeys(('*.device', '*.num_gpus'), 'remove it: choose the device on the command line, with --device=cuda'),
     # environments
     '*.sparse_reward': 'write a wrapper that adds 1 to the reward and ends the episode at the goal, in '
                        'gym_env_wrappers, and for hindsight HindsightExperienceTransformer.reward_fn',
@@ -86,13 +89,13 @@ ELSEWHERE = {
     name: target
     for target, names in {
         'Adam.lr': 'learning_rate lr policy_lr q_lr actor_lr critic_lr',
-        'Adam.gradient_clipping': 'max_grad_norm grad_clip grad_clip_norm',
+        'Adam.gradient_clipping': 'max_grad_norm grad_clip grad_clip_norm', 'PPOLoss.gamma': 'discount_factor discount',
         'PPOLoss.importance_ratio_clipping': 'clip_range clip_coef clip_param clip_ratio eps_clip clip_eps e_clip',
         'PPOLoss.value_clipping': 'clip_range_vf vf_clip_param clip_vloss value_clip',
         'PPOLoss.entropy_regularization': 'ent_coef entropy_coef entropy_coeff entropy_cost entropy_bonus',
         'PPOLoss.td_loss_weight': 'vf_coef vf_loss_coeff value_coef value_loss_coef',
         'PPOLoss.normalize_advantages': 'normalize_advantage norm_adv advantage_normalization',
-        'PPOLoss.td_lambda': 'gae_lambda lambda_ lam', 'PPOLoss.gamma': 'discount_factor discount',
+        'PPOLoss.td_lambda': 'gae_lambda lambda_ lam',
         'TrainerConfig.num_env_steps': 'total_timesteps total_steps timesteps_total num_timesteps max_timesteps steps '
                                        'max_steps total_env_steps n_timesteps step_per_epoch timesteps num_frames',
         'TrainerConfig.unroll_length': 'n_steps num_steps rollout_length rollout_fragment_length train_freq '
@@ -113,7 +116,7 @@ ELSEWHERE = {
         'TrainerConfig.summary_interval': 'log_interval log_freq log_every', 'TrainerConfig.root_dir': 'logdir log_dir',
         'create_environment.env_name': 'env_id env environment game task load.env_name',
         'create_environment.num_parallel_environments': 'n_envs num_envs num_workers num_env_runners training_num '
-                                                        'num_envs_per_env_runner num_env env_num',
+                                                        'num_envs_per_env_runner num_env env_num num_cpus',
         'suite_gym.load.max_episode_steps': 'max_episode_steps time_limit max_episode_length load.max_steps '
                                             'create_environment.max_steps',
         'suite_gym.load.gym_env_wrappers': 'create_environment.wrappers env_wrappers',

@@ -226,8 +226,7 @@ class EvalLog:
     """
 
     def __init__(self, root_dir: str, config: Any):
-        folder = run_files.eval_dir(root_dir)
-        self._writer = event_writer(folder, config)
+        self._writer = event_writer(run_files.eval_dir(root_dir), config)
         self._random_seed = config.random_seed
         self._over_env_steps = config.summarizes_over_env_steps
         self._video_steps = config.eval_video_steps

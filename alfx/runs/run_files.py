@@ -145,8 +145,7 @@ class StartRecord:
     def write(self, **values: Any) -> None:
         """Add values to the file."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        text = json.dumps({**self.read(), **values}, indent=2)
-        stored_files.write(self._path, text + '\n')
+        stored_files.write(self._path, json.dumps({**self.read(), **values}, indent=2) + '\n')
 
 
 def _is_valid(key: str, value: Any) -> bool:

@@ -151,8 +151,7 @@ def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
         part = torch.where(exists, prior / (beta - u), 0.0)
         excess = running_sum(part)[..., None] - 1.0
         slope = running_sum(torch.where(exists, part / (beta - u), 0.0))[..., None]
-        done = excess.abs() <= tolerance
-        following = torch.where(done, beta, beta + excess / slope)
+        following = torch.where(excess.abs() <= tolerance, beta, beta + excess / slope)
         if bool((following == beta).all()):
             break
         beta = following

@@ -210,8 +210,7 @@ class DiscreteRegressionLoss(_BinnedLoss):
     def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
         """Compute the divergence, see the base class."""
         below, weight = self._locate(pred.shape[-1], target)
-        log_probs = torch.log_softmax(pred, -1)
-        pair = log_probs.gather(-1, torch.stack((below, below + 1), -1))
+        pair = torch.log_softmax(pred, -1).gather(-1, torch.stack((below, below + 1), -1))
         # Rounding may make it negative, and the default priority of MuZero is its root.
         return (binary_neg_entropy(weight) - torch.lerp(pair[..., 0], pair[..., 1], weight)).clamp_min(0)
 

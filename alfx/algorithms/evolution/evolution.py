@@ -20,8 +20,7 @@ def centered_ranks(returns: Tensor) -> Tensor:
         return torch.zeros_like(returns)
     smaller = (returns.unsqueeze(-1) > returns).sum(-1)
     equal = (returns.unsqueeze(-1) == returns).sum(-1)
-    rank = smaller + (equal - 1) / 2
-    return (rank / (count - 1) - 0.5).to(returns.dtype)
+    return ((smaller + (equal - 1) / 2) / (count - 1) - 0.5).to(returns.dtype)
 
 
 def standardized(returns: Tensor) -> Tensor:

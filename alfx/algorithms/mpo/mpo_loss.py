@@ -179,8 +179,7 @@ def gaussian_divergences(target_loc: Tensor, target_scale: Tensor, loc: Tensor, 
     """
     of_mean = 0.5 * ((loc - target_loc) / target_scale).square()
     ratio = target_scale / scale
-    of_scale = 0.5 * (ratio.square() - 1.0) - ratio.log()
-    return of_mean, of_scale
+    return of_mean, 0.5 * (ratio.square() - 1.0) - ratio.log()
 
 
 def gaussian_policy_loss(weights: Tensor, samples: Tensor, target_loc: Tensor, target_scale: Tensor, loc: Tensor,

@@ -1,6 +1,7 @@
 """The training iteration: inputs of parts that train themselves, state restored on resume, parameter ownership."""
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 import torch.distributions as td
@@ -276,3 +277,9 @@ def test_the_ratio_of_an_unchanged_squashed_policy_is_1():
 
     info = nest.map_structure(torch.clone, PPOAlgorithm._sampled_for_replay(policy()))  # as replay stores it
     assert torch.equal(PPOAlgorithm._rollout_log_prob(info), dist_utils.compute_log_probability(policy(), info.action))
+
+
+def test_an_environment_of_gymnasium_is_rejected_with_the_conversion():
+    spec, action_spec = TensorSpec((4, )), BoundedTensorSpec((), torch.int64, 0, 1)
+    with gymnasium.make('CartPole-v1') as env, pytest.raises(TypeError, match=r'found TimeLimit; .*wrap_env'):
+        PPOAlgorithm(spec, action_spec, env=env)

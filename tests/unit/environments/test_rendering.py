@@ -25,6 +25,8 @@ ALPHA = np.full((4, 5, 1), 7, np.uint8)
     (RGB / 255, RGB),
     (RGB.astype(np.float64), RGB),
     (RGB.astype(np.int64), RGB),
+    (RGB.astype(np.uint16), RGB),
+    (RGB.astype(np.uint16) * 257, RGB),
     (RGB.astype(np.int64) * 300 - 1, np.where(RGB == 0, 0, 255)),
     (torch.from_numpy(RGB), RGB),
     ([np.zeros_like(RGB), RGB], RGB),

@@ -1,4 +1,6 @@
 """Specs of gymnasium spaces, and conversion between numpy and tensors."""
+import enum
+
 import gymnasium
 import numpy as np
 import pytest
@@ -79,6 +81,12 @@ class TestActions:
         space = spaces.Tuple([spaces.Box(0, 4, (2, )), spaces.Box(-INF, INF, (1, )), spaces.Discrete(2)])
         assert action_spec_from_gym_space(space, normalize=True) == (
             BoundedTensorSpec((2, ), torch.float32, -1, 1), TensorSpec((1, )), BoundedTensorSpec((), torch.int64, 0, 1))
+
+    @pytest.mark.parametrize('space', [spaces.Dict({}), spaces.Tuple(()), spaces.Box(-1, 1, (0, )),
+                                       spaces.Dict({'a': spaces.Box(-1, 1, (2, 0))})])
+    def test_actions_without_components_are_rejected(self, space):
+        with pytest.raises(UnsupportedSpaceError, match='action: .* has no components'):
+            action_spec_from_gym_space(space)
 
     def test_partly_bounded_actions_are_rejected_with_the_wrapper_that_helps(self):
         space = spaces.Dict({'force': spaces.Box(np.array([-INF, 0.]), np.array([INF, 1.]), dtype=np.float64)})
@@ -178,7 +186,8 @@ def test_samples_are_flattened_in_the_order_of_nests_and_back():
     assert rebuilt == sample and list(rebuilt) == list(space.spaces)
 
 
-@pytest.mark.parametrize('keys', [['a', 0, 'b', 10, 2], list(range(12)), ['b', 'a'], [('a', 1), ('a', 0)]])
+@pytest.mark.parametrize('keys', [['a', 0, 'b', 10, 2], list(range(12)), ['b', 'a'], [('a', 1), ('a', 0)],
+                                  list(enum.Enum('Side', 'RIGHT LEFT FRONT'))])
 def test_the_parts_of_a_dict_are_in_the_order_of_their_spec(keys):
     space = spaces.Dict({key: spaces.Box(-1, 1, (i + 1, ), np.float32) for i, key in enumerate(keys)})
     spec = tensor_spec_from_gym_space(space)

@@ -148,10 +148,10 @@ class TestLoad:
 
     @pytest.mark.parametrize('wrapper, transformer', [
         (gymnasium.wrappers.NormalizeObservation, '@ObservationNormalizer'),
-        (partial(gymnasium.wrappers.NormalizeReward, gamma=0.9), '@RewardNormalizer'),
-        (type('Mine', (gymnasium.wrappers.NormalizeReward, ), {}), '@RewardNormalizer'),
+        (partial(gymnasium.wrappers.NormalizeReward, gamma=0.9), '@DiscountedReturnScaling'),
+        (type('Mine', (gymnasium.wrappers.NormalizeReward, ), {}), '@DiscountedReturnScaling'),
         (wraps(gymnasium.wrappers.NormalizeReward)(lambda env: gymnasium.wrappers.NormalizeReward(env)),
-         '@RewardNormalizer'),  # as a configurable
+         '@DiscountedReturnScaling'),  # as a configurable
         (gymnasium.wrappers.ClipAction, None)])
     def test_wrappers_with_statistics_are_warned_of(self, wrapper, transformer, caplog):
         suite_gym.load('Pendulum-v1', gym_env_wrappers=[wrapper]).close()
@@ -160,7 +160,8 @@ class TestLoad:
     @pytest.mark.parametrize('load', [
         lambda: suite_gym.wrap_env([lambda: gymnasium.wrappers.NormalizeReward(ChainEnv(3))] * 2),
         lambda: suite_gym.load(lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(ChainEnv(3)), 5),
-                               batch_size=2)])
+                               batch_size=2),
+        lambda: suite_gym.wrap_env(gymnasium.wrappers.vector.NormalizeReward(gymnasium.make_vec('CartPole-v1', 2)))])
     def test_wrappers_with_statistics_inside_functions_are_warned_of_once(self, load, caplog):
         load().close()
         assert caplog.text.count('NormalizeReward has statistics') == 1
