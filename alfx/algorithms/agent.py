@@ -398,8 +398,7 @@ class Agent(RLAlgorithm):
     def train_sequence_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
                                pre_train: bool = False) -> AlgStep:
         """Call ``train_sequence_offline`` of each part, ``[T, B, ...]``."""
-        step = self._step('train_sequence_offline', time_step, state, rollout_info, pre_train)
-        return step._replace(state=())
+        return self._step('train_sequence_offline', time_step, state, rollout_info, pre_train)._replace(state=())
 
     def _step(self, method: str, time_step: TimeStep, state: Any, rollout_info: Any, *more: Any) -> AlgStep:
         """Call ``method`` of each part in order; each part gets the time step as changed by the parts before it."""

@@ -43,8 +43,7 @@ def project_distribution(probs: Tensor, reward: Tensor, discount: Tensor, v_min:
     below = position.floor().clamp_(0, num_atoms - 2)
     above_share = (position - below).clamp_(0.0, 1.0)
     index, to_above = below.long(), probs * above_share
-    projected = torch.zeros_like(probs).scatter_add_(-1, index, probs - to_above)
-    return projected.scatter_add_(-1, index + 1, to_above)
+    return torch.zeros_like(probs).scatter_add_(-1, index, probs - to_above).scatter_add_(-1, index + 1, to_above)
 
 
 def bootstrap_steps(step_type: Tensor) -> Tensor:

@@ -263,8 +263,7 @@ class SequentialAlg(_StepsOfParts, AlgorithmContainer):
             results[''] = result
             if name:
                 results[name] = result
-        new_state = {key: new_states[key] for key in stateful}
-        return AlgStep(self._output(results), new_state or (), infos)
+        return AlgStep(self._output(results), {key: new_states[key] for key in stateful} or (), infos)
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """Return the state for ``predict_step`` that corresponds to a state of ``train_step``."""

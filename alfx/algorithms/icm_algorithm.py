@@ -223,8 +223,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             ``[B]``; no gradient.
         """
         with torch.no_grad():
-            prediction = self._forward_net([before, self._action_encoder(prev_action)])[0]
-            return prediction.var(1, correction=0).mean(-1)
+            return self._forward_net([before, self._action_encoder(prev_action)])[0].var(1, correction=0).mean(-1)
 
     @property
     def num_features(self) -> int:

@@ -155,8 +155,7 @@ class PqnAlgorithm(OffPolicyAlgorithm):
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
         """Compute the value ``[B]`` of the action taken."""
         q_values = self._q_network(inputs.observation)[0]
-        index = self._discrete.index(rollout_info.action)
-        value = q_values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        value = q_values.gather(-1, self._discrete.index(rollout_info.action).unsqueeze(-1)).squeeze(-1)
         return AlgStep(rollout_info.action, state, rollout_info._replace(value=value))
 
     def calc_loss(self, info: Any) -> LossInfo:

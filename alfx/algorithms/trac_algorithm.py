@@ -261,8 +261,7 @@ class TracAlgorithm(RLAlgorithm):
     @staticmethod
     def _flat_leaves(distributions: Any) -> list[Any]:
         """Flatten a nest of distributions of batch shape ``[T, B]`` to a list with batch shape ``[T * B]``."""
-        flat = nest.map_structure(lambda x: x.flatten(0, 1), distributions)
-        return nest.flatten(flat, nest.is_distribution)
+        return nest.flatten(nest.map_structure(lambda x: x.flatten(0, 1), distributions), nest.is_distribution)
 
     def _current_policy(self, experience: Any) -> Any:
         """Return the distributions ``[T, B]`` of the current policy."""

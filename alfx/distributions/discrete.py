@@ -55,8 +55,7 @@ def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tenso
     cumulative = probs.cumsum(-1)
     total = cumulative.narrow(-1, cumulative.shape[-1] - 1, 1)
     # u < 1 implies u * total < total in floating point too, so the index is in range
-    uniform = torch.rand_like(total).mul_(total)
-    return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, torch.rand_like(total).mul_(total), right=True).squeeze(-1)
 
 
 def _gather_log_prob(log_probs: Tensor, index: Tensor) -> Tensor:

@@ -172,8 +172,7 @@ class NonEpisodicAgent(AlfEnvironmentBaseWrapper):
         self._discount = discount
 
     def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
-        discount = torch.where(time_step.is_last(), self._discount, time_step.discount)
-        return time_step._replace(discount=discount)
+        return time_step._replace(discount=torch.where(time_step.is_last(), self._discount, time_step.discount))
 
 
 @configurable

@@ -97,8 +97,7 @@ class BatchEnvironmentWrapper(_MultiEnvironment):
         return {first + i: info for first, env in zip(firsts, self._envs) for i, info in env.final_infos().items()}
 
     def _joined(self, time_steps: Sequence[TimeStep]) -> TimeStep:
-        joined = nest.map_structure(lambda *parts: torch.cat(parts), *time_steps)
-        return joined._replace(env_id=self._env_ids)
+        return nest.map_structure(lambda *parts: torch.cat(parts), *time_steps)._replace(env_id=self._env_ids)
 
     def _reset(self) -> TimeStep:
         return self._joined([env.reset() for env in self._envs])

@@ -8,16 +8,19 @@ with two methods::
     def set_state(self, state):   # continue exactly from a result of get_state()
 
 or set the attribute ``state_can_be_saved = False``. If nothing works (Box2D), :func:`capture` returns ``None``.
-Numbers, strings and collections of them that are variables of its class or module are not saved but compared. Other
-state outside the environment's attributes (a simulator behind a handle) is not found here:
-:mod:`alfx.environments.state_check` finds out whether the saved state is complete.
+Variables of its class, of its module, of modules of the user that this imports and of objects among them are not saved
+but compared if they are numbers, strings, small arrays, or collections of numbers and strings. Other state outside the
+environment's attributes (a simulator behind a handle) is not found here: :mod:`alfx.environments.state_check` finds out
+whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
 """
+import collections
 import ctypes
 import functools
 import inspect
 import io
+import itertools
 import logging
 import marshal
 import operator
@@ -27,7 +30,7 @@ import sys
 import tempfile
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -177,18 +180,39 @@ def _layers(env: Any) -> list[Any]:
 def _shape(layers: list[Any], simulators: list[tuple[Any, _Simulator]]) -> list[str]:
     names = [f'{type(part).__module__}.{type(part).__qualname__}' for part in (*layers, *(s for s, _ in simulators))]
     # Values of classes and modules are not saved. Where they differ, the saved attributes are only part of the state.
-    kinds = dict.fromkeys(kind for layer in layers for kind in type(layer).__mro__ if _package(kind) not in _KNOWN)
-    return names + [f'{kind.__qualname__} with {key} = {text}' for kind in kinds
-                    for key, value in {**vars(sys.modules.get(kind.__module__, kind)), **vars(kind)}.items()
+    return names + [f'{getattr(owner, "__qualname__", owner.__name__)} with {key} = {text}' for owner in _owners(layers)
+                    for key, value in _variables(owner)
                     if value is not None and not key.startswith('__') and (text := _text(value))]
+
+
+def _owners(layers: list[Any]) -> Iterable[Any]:
+    """Return the classes of ``layers``, their modules, the user's modules that these import, and classes in them."""
+    kinds = [kind for layer in layers for kind in type(layer).__mro__ if _package(kind) not in _KNOWN]
+    modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
+    modules += [value for module in dict.fromkeys(modules) for value in vars(module).values()
+                if inspect.ismodule(value) and value.__name__.partition('.')[0] not in _KNOWN
+                and 'site-packages' not in (getattr(value, '__file__', None) or 'site-packages')]
+    kinds += [value for module in dict.fromkeys(modules) for value in vars(module).values() if isinstance(value, type)
+              and _package(value) == module.__name__.partition('.')[0] and not issubclass(value, _LAYER)]
+    return dict.fromkeys([*modules, *kinds])
+
+
+def _variables(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a class or module, and those of objects of the user's classes among them."""
+    for name, value in vars(owner).items():
+        if _package(type(value)) in _KNOWN or not hasattr(value, '__dict__'):
+            is_small = isinstance(value, (np.ndarray, np.generic)) and value.size <= 1000
+            yield name, value.tolist() if is_small else value
+        else:
+            yield from ((f'{name}.{key}', part) for key, part in vars(value).items())
 
 
 def _text(value: Any) -> str:
     """Return numbers, strings and collections of them as text; '' for anything else, such as a cache of images."""
-    if isinstance(value, (dict, set)):
+    if isinstance(value, (dict, set, frozenset)):
         value = sorted(value.items() if isinstance(value, dict) else value, key=repr)
-    if isinstance(value, (list, tuple)):
-        parts = [_text(part) for part in value[:1000]]
+    if isinstance(value, (list, tuple, collections.deque)):
+        parts = [_text(part) for part in itertools.islice(value, 1000)]
         return f'[{", ".join(parts)}]' if all(parts) and parts else ''
     return repr(value) if value is None or type(value) in (bool, int, float, str) else ''
 

@@ -130,8 +130,7 @@ class EnvPoolVectorEnv(VectorEnv):
         """Return the limit that this class applies, or ``None`` if the pool applies it."""
         if steps is not None and steps < 0:
             raise EnvironmentLoadError(f'max_episode_steps: expected at least 0, found {steps}')
-        family = self._envpool.registration.registry.specs[self.name][0]
-        if family in _PLAIN_LIMITS:
+        if self._envpool.registration.registry.specs[self.name][0] in _PLAIN_LIMITS:
             self._options['max_episode_steps'] = _NO_LIMIT
             limit = spec.config.max_episode_steps if steps is None else steps
             return limit if 0 < limit < _NO_LIMIT else None

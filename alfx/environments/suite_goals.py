@@ -103,8 +103,7 @@ class PointGoalEnv(GoalEnv):
         self.num_steps, self._speed = 50, speed
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        goal = self.np_random.uniform(-1, 1, self._state.shape)
-        return np.zeros_like(self._state), goal.astype(np.float32)
+        return np.zeros_like(self._state), self.np_random.uniform(-1, 1, self._state.shape).astype(np.float32)
 
     def _move(self, action: Any) -> np.ndarray:
         return np.clip(self._state + self._speed * np.clip(action, -1, 1), -1, 1).astype(np.float32)

@@ -155,8 +155,7 @@ def import_configurables() -> dict[str, str]:
     global _imported
     if not _imported:
         _imported = True
-        package = importlib.import_module('alfx')
-        for name in sorted(_module_names(package.__path__, 'alfx.')):
+        for name in sorted(_module_names(importlib.import_module('alfx').__path__, 'alfx.')):
             try:
                 importlib.import_module(name)
             except ImportError as error:

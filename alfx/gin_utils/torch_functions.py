@@ -31,8 +31,7 @@ def register_torch_functions() -> None:
     for module, names in ((torch, _TORCH), (F, _FUNCTIONAL), (torch.nn.init, _INIT)):
         for name in names:
             parameters = _PARAMETERS.get(f'{module.__name__}.{name}', _PARAMETERS.get(name))
-            fn = getattr(module, name)
-            register_function(fn, name=name, module=module.__name__, parameters=parameters)
+            register_function(getattr(module, name), name=name, module=module.__name__, parameters=parameters)
     for name in sorted(set(_TORCH) & set(_FUNCTIONAL)):
         parameters = _PARAMETERS.get(f'torch.{name}', _PARAMETERS.get(name))
         register_function(getattr(torch, name), name=name, module='', parameters=parameters)

@@ -69,8 +69,7 @@ class ActionQuantizer(nn.Module):
 
     def bins(self, action: NestedTensor) -> Tensor:
         """Nearest bins, int64 ``[B, D]``, of a nest of actions ``[B, ...]``."""
-        index = (self.normalized(action) - self._first) / self._scale
-        return index.round().clamp(0, self.num_bins - 1).long()
+        return ((self.normalized(action) - self._first) / self._scale).round().clamp(0, self.num_bins - 1).long()
 
     def action(self, bins: Tensor) -> NestedTensor:
         """Nest of actions ``[B, ...]`` for bins ``[B, D]``."""

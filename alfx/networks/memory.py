@@ -282,8 +282,7 @@ class FIFOMemory(Memory):
     @property
     def mask(self) -> torch.Tensor:
         """Mask of the slots that have been written, bool ``[B, size]``."""
-        slots = torch.arange(self.size, device=self.memory.device)
-        return slots >= self.size - self.states.count.unsqueeze(1)
+        return torch.arange(self.size, device=self.memory.device) >= self.size - self.states.count.unsqueeze(1)
 
     def write(self, content: torch.Tensor) -> None:
         """Store ``content`` ``[B, dim]`` as the newest; a full memory drops its oldest slot.

@@ -205,8 +205,7 @@ class StableNormalProjectionNetwork(LocationScaleProjection):
         """Map ``[B, input_size]`` to a distribution over actions."""
         a, b = self._project(inputs)
         std = self._min_std + (self._f(b) + self._c1).reciprocal()
-        dist = DiagMultivariateNormal(self._squashed_loc(a * std), std, self._action_spec.ndim)
-        return self._scaled(dist), state
+        return self._scaled(DiagMultivariateNormal(self._squashed_loc(a * std), std, self._action_spec.ndim)), state
 
 
 @configurable

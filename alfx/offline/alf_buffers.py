@@ -61,8 +61,7 @@ def _tensors(path: str) -> dict[str, torch.Tensor] | None:
             content = load_archive(file, os.path.getsize(path))
     except (pickle.UnpicklingError, zipfile.BadZipFile, *NOT_FITTING, EOFError, OSError):
         return None  # it contains more than tensors, or is another archive
-    states = [content, *content.values()] if isinstance(content, dict) else []
-    for state in states:
+    for state in ([content, *content.values()] if isinstance(content, dict) else []):
         if isinstance(state, dict) and f'{_PREFIX}_current_pos' in state:
             return {name.removeprefix(_PREFIX): x for name, x in state.items()
                     if str(name).startswith(_PREFIX) and isinstance(x, torch.Tensor)}

@@ -109,8 +109,7 @@ def _read_events(folder: str) -> Curve | None:
     tag = next((tag for tag in (_EVENT_TAG_OVER_STEPS, _EVENT_TAG) if tag in events.Tags()['scalars']), None)
     if tag is None:
         return None
-    points = [(float(event.step), event.value) for event in events.Scalars(tag)]
-    return _sorted_curve(np.array(points))
+    return _sorted_curve(np.array([(float(event.step), event.value) for event in events.Scalars(tag)]))
 
 
 def _sorted_curve(points: np.ndarray) -> Curve:

@@ -377,8 +377,7 @@ class SupervisedEvaluator(RunEvaluator):
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
         with summary.push_summary_writer(self._writer), context.record_if(True):
-            numbers = evaluate_supervised(algorithm, self._config)
-            for name, value in numbers.items():
+            for name, value in evaluate_supervised(algorithm, self._config).items():
                 summary.scalar(f'eval/{name}', value)
         written = {name.removeprefix('eval/'): value for name, value in self._writer.latest_scalars.items()}
         self._writer.latest_scalars.clear()

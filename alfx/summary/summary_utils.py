@@ -181,8 +181,7 @@ def summarize_action(actions: NestedTensor, action_specs: Any, name: str = 'acti
     """
     if not should_record_summaries():
         return
-    specs = nest.flatten(action_specs)
-    for (path, action), spec in zip(nest.flatten_with_path(actions), specs):
+    for (path, action), spec in zip(nest.flatten_with_path(actions), nest.flatten(action_specs)):
         base = f'{name}/{path}' if path else name
         for i, column in enumerate(action.detach().reshape(-1, max(spec.numel, 1)).unbind(-1)):
             column_name = base if spec.numel == 1 else f'{base}/{i}'

@@ -404,8 +404,7 @@ class Trainer:
 
     def average_return(self) -> float | None:
         """Return the mean return of the latest evaluation, or else of the latest training episodes, or None."""
-        latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
-        return latest.get('average_return')
+        return (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1].get('average_return')
 
     def _tuning(self, chosen_before: list | None) -> cpu_tuning.Tuning:
         """Return the CPU settings of torch, which are chosen once per run unless the conf sets them."""

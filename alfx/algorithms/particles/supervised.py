@@ -130,8 +130,7 @@ class SupervisedTask:
     def quality(self, outputs: Tensor, targets: Tensor) -> float:
         """Return the accuracy of classes, or the root mean squared error, of the mean of the networks."""
         if self.is_classification:
-            votes = sl_utils.class_probabilities(outputs, self._voting)
-            return float((votes.argmax(-1) == targets).double().mean())
+            return float((sl_utils.class_probabilities(outputs, self._voting).argmax(-1) == targets).double().mean())
         return float((outputs.mean(1) - targets).square().mean().sqrt())
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:

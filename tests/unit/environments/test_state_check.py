@@ -78,6 +78,25 @@ class SlowLevels(Walk):
         return super().reset(**kwargs)
 
 
+class Difficulty:
+    """A value that several environments share."""
+
+    def __init__(self):
+        self.level = 1
+
+
+class SharedObject(Walk):
+    """A walk whose class has an array and an object, on which later levels depend."""
+
+    scores = np.zeros(2)
+    difficulty = Difficulty()
+
+    def reset(self, **kwargs):
+        self.scores[1] += 1
+        self.difficulty.level += 1
+        return super().reset(**kwargs)
+
+
 class Cached(Walk):
     """A walk whose class caches images."""
 
@@ -168,6 +187,7 @@ def test_a_natively_batched_environment_is_recorded_with_all_rows():
     (ByNumber, 'in another process the observation differs'),
     (Level, 'with resets = 9, expected Level with resets = 1'),
     (SlowLevels, "with progress = [['episodes', 9], ['levels', [0, 1]]], expected SlowLevels with progress"),
+    (SharedObject, 'with scores = [0.0, 9.0] of SharedObject with difficulty.level = 10, expected SharedObject'),
     (Forgetful, 'in another process the observation differs')])
 def test_state_outside_of_the_saved_state_is_found(make, message, monkeypatch):
     monkeypatch.setattr(ByNumber, 'worlds', {})
@@ -177,6 +197,7 @@ def test_state_outside_of_the_saved_state_is_found(make, message, monkeypatch):
     ByNumber.worlds.clear()  # as in another process
     Level.resets = 0
     SlowLevels.progress['episodes'] = 0
+    SharedObject.scores[1] = 0.0
     assert message in replay(adapter(make, count=1), recording)
 
 
