@@ -179,7 +179,11 @@ def _lines(params: Mapping[str, Any] | Sequence[str]) -> tuple[list[str], Sequen
             callbacks, params = given, {name: value for name, value in params.items() if name != _CALLBACKS}
         main = None if processes.lost_program() else program_module() or None
         params = binding_lines(_without_environments(params), main)
-    return [params] if isinstance(params, str) else [*params], callbacks
+    lines = [params] if isinstance(params, str) else [*(params or ())]
+    if wrong := [line for line in lines if not isinstance(line, str)]:
+        raise gin_utils.ConfError(f'params: expected a dict, or lines of a conf, found {wrong[0]!r}',
+                                  "write {'TrainerConfig.random_seed': 1} or ['TrainerConfig.random_seed = 1']")
+    return lines, callbacks
 
 
 def _without_environments(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -433,6 +433,8 @@ class EnvironmentGroup:
                 'correct the environment, or set create_environment.max_restarts if it fails only occasionally')
         if re.search(r'\.(step|reset)\(.*\n[\s^~]*ValueError: .* to unpack \(expected [25]\b', _format(error)):
             hint = _OLD_INTERFACE  # a wrapper unpacked the result
+        if isinstance(error, FileNotFoundError):
+            hint = 'name files relative to the module that reads them: pathlib.Path(__file__).parent / NAME'
         if isinstance(error, _WrongObservation):
             raise EnvironmentStepError(self._first + i, self.name, self._during, str(error),
                                        hint='change the space, or what the environment returns') from None

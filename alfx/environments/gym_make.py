@@ -244,8 +244,7 @@ def _translated_errors(name: str, spec: EnvSpec) -> Iterator[None]:
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         entry = spec.entry_point if isinstance(spec.entry_point, str) else ''
         extra = next((extra for prefix, extra in _EXTRAS.items() if entry.startswith(prefix)), None)
-        retired = any(text in str(error) for text in ('have been moved', 'mujoco_py'))
-        if extra is None or retired:
+        if extra is None or any(text in str(error) for text in ('have been moved', 'mujoco_py')):
             newest = max(_versions(name), key=_version, default=name)
             hint = f'; did you mean {newest!r}?' if newest != name else ''
             raise EnvironmentLoadError(f'{name} cannot be imported: {error}{hint}') from error

@@ -71,8 +71,7 @@ class MinAtarEnv(gymnasium.Env):
         hues = np.linspace(0.0, 2 * np.pi, channels, endpoint=False)
         palette = 128 + 127 * np.cos(hues[:, None] - np.array([0.0, 2.1, 4.2]))
         top = np.where(state.any(-1), channels - 1 - state[..., ::-1].argmax(-1), channels)
-        colors = np.concatenate([palette, np.zeros((1, 3))]).astype(np.uint8)
-        return colors[top].repeat(16, 0).repeat(16, 1)
+        return np.concatenate([palette, np.zeros((1, 3))]).astype(np.uint8)[top].repeat(16, 0).repeat(16, 1)
 
 
 def _environment_class() -> Any:

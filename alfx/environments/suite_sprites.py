@@ -60,8 +60,7 @@ def draw_sprites(generator: np.random.Generator, count: int, image_size: int = 1
     grey = background[0] + (background[1] - background[0]) * generator.random((count, 1, 1))
     colours = np.concatenate([np.broadcast_to(grey, (count, 1, 3)), _saturated(hue)], axis=1)
     colours = np.rint(255 * colours).astype(np.uint8)
-    images = colours[np.arange(count)[:, None, None], mask]
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), mask
+    return np.ascontiguousarray(colours[np.arange(count)[:, None, None], mask].transpose(0, 3, 1, 2)), mask
 
 
 def _check(image_size: int, num_sprites: tuple[int, int], shapes: Sequence[str], diameter: tuple[float, float],

@@ -32,8 +32,9 @@ def binding_lines(params: Mapping[str, Any], main_module: str | None = None) -> 
     """Return bindings as gin text, preceded by the imports of the modules whose functions and classes they name.
 
     Args:
-        params: ``{'scope/Name.argument': value}``. Numbers and arrays of numpy become Python numbers and lists, paths
-            become strings, functions and classes become references, as do strings like '@Name' and '@Name()'.
+        params: ``{'scope/Name.argument': value}``. Numbers, arrays and tensors of numpy and torch become Python numbers
+            and lists, paths become strings, functions and classes become references, as do strings like '@Name',
+            '@Name()' and '@Name(argument=1)'.
         main_module: module as which another process can import the running program; None if it cannot. Functions of
             the program then belong to ``__main__``, and only this program can load the run.
 
@@ -47,14 +48,14 @@ def binding_lines(params: Mapping[str, Any], main_module: str | None = None) -> 
 
 def _text(key: str, value: Any, modules: '_Modules') -> str:
     """Return one value as gin text, and add the module that has to be imported for it to ``modules``."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+    if getattr(value, 'ndim', 0) and hasattr(value, 'tolist'):
+        value = value.tolist()  # an array or tensor
     elif not isinstance(value, (int, float, str)) and hasattr(value, 'item') and getattr(value, 'ndim', 1) == 0:
         value = float(value) if isinstance(value, np.floating) else value.item()  # a number of numpy or torch
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     kind: Any
-    if isinstance(value, str) and re.fullmatch(r'@[\w./]+(\(\))?', value):
+    if isinstance(value, str) and re.fullmatch(r'@[\w./]+(\(.*\))?', value):
         return value  # a reference
     for kind in (bool, int, float, str, bytes):
         if isinstance(value, kind):

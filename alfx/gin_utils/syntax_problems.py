@@ -100,6 +100,8 @@ def syntax_problem(message: str, line_text: str, location: str, offset: int | No
         message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
     elif message.startswith('Expected newline'):
         message, hint = 'the line continues after the value', 'write one statement per line; text needs quotes'
+        if re.search(r'=\s*[-+]?0\d', code):
+            hint = 'write numbers without leading zeros'
         if re.search(r'=[^(\[{]*,\s*\S', _STRINGS_AND_COMMENTS.sub(lambda found: found[0][0].strip('#'), line_text)):
             hint = 'write a tuple in parentheses: (64, 64); a number has no commas: 1000000'
     shown = line_text.strip()

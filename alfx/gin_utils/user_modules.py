@@ -1,9 +1,10 @@
 """User modules that a conf imports: found next to the conf, and copied into the run folder.
 
 A module lies next to the conf or in the working directory. The ``conf`` folder of the run gets copies of its file (for
-a package all its files), the files of modules that it imports from the same folder, and the files and folders next to
-it that the text of these files names in quotes. A resumed run searches that folder first. As long as the originals are
-unchanged it uses them instead, because a module may read files that its text does not name.
+a package all its files), the files of modules that it imports from the same folder, and the files and folders that the
+text of these files names in quotes, by name or pattern, if they are next to the file or to a package that contains it.
+A resumed run searches that folder first. As long as the originals are unchanged it uses them instead, because a module
+may read files that its text does not name.
 """
 import ast
 import glob
@@ -83,16 +84,18 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
     while code or data:
         path, folder = (code or data).pop()
         name = os.path.relpath(path, folder)
-        if name in files or name.startswith('..') or '__pycache__' in name:
+        if name in files or name in left_out or name.startswith('..') or '__pycache__' in name:
             continue
         is_code, size = path.endswith('.py'), os.path.getsize(path)
-        if not is_code and (size > bytes_left or len(files) >= _MOST_FILES):
+        if not is_code and (size > bytes_left or len(files) >= _MOST_FILES or os.path.isdir(path)):
             left_out.append(name)
             continue
         bytes_left -= 0 if is_code else size
         files[name] = OwnFile(name, _read(path), folder)
         text = files[name].content.decode('utf8', errors='replace') if is_code or size < _MOST_BYTES // 20 else ''
-        others = _named_in(text, os.path.dirname(path))
+        within = filter(None, os.path.dirname(name).split(os.sep))
+        places = itertools.accumulate(within, os.path.join, initial=folder)
+        others = [file for place in places for file in _named_in(text, place)]
         if is_code:
             others += [file for file in glob.glob(glob.escape(path[:-3]) + '.*') if not file.endswith(('.py', '.gin'))]
             package = os.path.dirname(name).replace(os.sep, '.')
@@ -142,25 +145,27 @@ def _files_of(path: str | None) -> list[str]:
     """Return all files of the package of an ``__init__.py``, or another file itself."""
     if path is None or not path.endswith('__init__.py'):
         return [] if path is None else [path]
-    return _files_in(os.path.dirname(path))
+    files = _files_in(folder := os.path.dirname(path))
+    return files if path in files else files + sorted(glob.glob(f'{glob.escape(folder)}/**/*.py', recursive=True))
 
 
 def _files_in(folder: str) -> list[str]:
-    """Return the files of a folder and its subfolders except those of runs; none if there are too many."""
+    """Return the files of a folder and its subfolders except those of runs; the folder itself if there are too many."""
     files = []
     for at, folders, names in os.walk(folder):
         folders[:], names = ([], []) if LOCK in names else ([x for x in folders if x[0] != '.'], names)
         files += [path for name in sorted(names) if os.path.isfile(path := os.path.join(at, name))]  # no broken links
         if len(files) > _MOST_FILES:
-            return []
+            return [folder]
     return files
 
 
 def _named_in(text: str, folder: str) -> list[str]:
     """Return the existing files, and the files in existing folders, that a text names in quotes."""
     named = {match[1] for match in re.finditer(r"""["']([^"'\n\0]{1,200})["']""", text)}
-    paths = [os.path.join(folder, name) for name in sorted(named)
-             if not os.path.isabs(name) and not name.endswith('.gin') and name.strip('./')]
+    paths = [path for name in sorted(named)
+             if not os.path.isabs(name) and not name.endswith('.gin') and name.strip('./*')
+             for path in sorted(glob.glob(os.path.join(glob.escape(folder), name)))]
     return [file for path in paths for file in ([path] if os.path.isfile(path) else _files_in(path))]
 
 

@@ -304,5 +304,4 @@ class FIFOMemory(Memory):
             SpecError: the keys have another shape.
         """
         scale = 1 / math.sqrt(self.dim) if scale is None else scale
-        weights = self._weights(keys, self.memory, scale, False, self.mask)
-        return torch.bmm(weights, self.memory).view(keys.shape)
+        return torch.bmm(self._weights(keys, self.memory, scale, False, self.mask), self.memory).view(keys.shape)

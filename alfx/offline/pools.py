@@ -216,8 +216,7 @@ class EpisodeTracker:
         is_last = steps[0].step_type == StepType.LAST
         for row in range(len(values)):
             start = 0
-            ends = [*(is_last[row].nonzero().flatten() + 1).tolist(), values.shape[1]]
-            for end in ends:
+            for end in [*(is_last[row].nonzero().flatten() + 1).tolist(), values.shape[1]]:
                 if end == start:
                     continue
                 piece = nest.map_structure(lambda x, row=row, a=start, b=end: x[row, a:b].clone(), steps)

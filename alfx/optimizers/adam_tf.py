@@ -39,8 +39,7 @@ class AdamTF(FusedAdamBase):
             group['iterations'] = 0
 
     def _count_steps(self, batches: list[tuple[Any, list[Tensor]]]) -> None:
-        groups = {id(bucket.group): bucket.group for bucket, _ in batches}
-        for group in groups.values():
+        for group in {id(bucket.group): bucket.group for bucket, _ in batches}.values():
             group['iterations'] += 1
         for bucket, _ in batches:
             for step in bucket.steps if bucket.counts is None else [bucket.counts.block]:

@@ -126,8 +126,7 @@ def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
     """
     keys: dict[str, list[str]] = {}
     for root_dir in root_dirs:
-        key = ''.join([*conf_lines(root_dir), *map(str, user_code(root_dir).items())])
-        keys.setdefault(key, []).append(root_dir)
+        keys.setdefault(''.join([*conf_lines(root_dir), *map(str, user_code(root_dir).items())]), []).append(root_dir)
     groups: dict[str, list[str]] = {}
     for folders in keys.values():
         name = base = conf_name(folders[0])

@@ -130,8 +130,7 @@ class Study:
         """Report the new values of a curve to the pruner, and return whether to stop the trial."""
         if self._settings.pruner == 'none':
             return False
-        known = self._study.get_trials(deepcopy=False)[trial.number].last_step or 0
-        for step in range(known, len(curve)):
+        for step in range(self._study.get_trials(deepcopy=False)[trial.number].last_step or 0, len(curve)):
             trial.report(curve[step], step + 1)
             if trial.should_prune():
                 return True

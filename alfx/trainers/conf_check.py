@@ -182,8 +182,7 @@ def parameter_lines(algorithm: nn.Module) -> list[str]:
     owners = _owner_names(algorithm)
     parameters = list(algorithm.parameters())
     total = sum(p.numel() for p in parameters)
-    trained = sum(p.numel() for p in parameters if id(p) in owners)
-    header = f'parameters: {total:,}, of which {trained:,} are trained'
+    header = f'parameters: {total:,}, of which {sum(p.numel() for p in parameters if id(p) in owners):,} are trained'
     return [header, *_module_lines('', algorithm, owners, 0, set())]
 
 

@@ -155,8 +155,7 @@ class RunState:
         written_by = 'when a process was lost' if parts == [] else f'by {len(parts or [0])} process(es)'
         logger.info('the checkpoint was written %s, but this run has %d%s', written_by, size,
                     '' if self._env is None else ': new episodes start')
-        is_first = ranks is None or ranks.is_first
-        return of_all_ranks(state['rollout']), state['random'] if is_first else None, None
+        return of_all_ranks(state['rollout']), state['random'] if ranks is None or ranks.is_first else None, None
 
 
 @contextlib.contextmanager

@@ -198,11 +198,14 @@ def lost_program() -> str:
     """Return why a new process could not import what the running program defines; '' if it could.
 
     A process started with 'spawn' imports the file of the program again. This runs the program once more unless it has
-    a ``__main__`` guard, and a notebook or standard input has no file.
+    a ``__main__`` guard. A notebook or standard input has no file, and the ``__main__.py`` of a folder is not imported.
     """
-    path = getattr(sys.modules['__main__'], '__file__', None)
+    main = sys.modules['__main__']
+    path, name = getattr(main, '__file__', None), getattr(getattr(main, '__spec__', None), 'name', '')
     if path is None or not os.path.isfile(path):
         return 'the program is not a file'
+    if name.endswith('__main__') and name != 'alfx.__main__' and 'site-packages' not in path:
+        return f'{path} is not imported by other processes; define it in another file of this folder'
     with open(path, encoding='utf8', errors='replace') as file:  # a comment is no guard
         has_guard = re.search(r'^[^#\n]*(\b__name__\s*==|==\s*__name__\b)', file.read(), re.MULTILINE)
     return '' if has_guard else f"{path} has no line if __name__ == '__main__':"

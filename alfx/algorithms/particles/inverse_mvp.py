@@ -80,8 +80,7 @@ def jacobian(outputs: Tensor, inputs: Tensor) -> Tensor:
     """Return ``d outputs[b, d] / d inputs[b, k]``, ``[B, D, K]``; outputs may depend only on their row of inputs."""
     size = outputs.shape[1]
     chosen = torch.eye(size, dtype=outputs.dtype, device=outputs.device).unsqueeze(1).expand(size, len(outputs), size)
-    rows = torch.autograd.grad(outputs, inputs, grad_outputs=chosen, is_grads_batched=True)[0]
-    return rows.transpose(0, 1)
+    return torch.autograd.grad(outputs, inputs, grad_outputs=chosen, is_grads_batched=True)[0].transpose(0, 1)
 
 
 def transposed_product(outputs: Tensor, inputs: Tensor, vec: Tensor) -> Tensor:

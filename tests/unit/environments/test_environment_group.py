@@ -328,3 +328,9 @@ def test_numbers_too_large_for_float32_are_logged_with_their_step(large, monkeyp
     assert not torch.isfinite(stored[1, 1]) and torch.isfinite(stored[0]).all()
     assert "environment 1 of 'Returning': observation of step 1 of its episode contains a number too large for " \
            'float32' in caplog.text
+
+
+def test_a_missing_file_raises_with_the_path_that_always_works():
+    with pytest.raises(EnvironmentStepError, match=r'No such file.*\n  name files relative to the module') as caught:
+        SerialVectorEnv([lambda: open('no_such_file.csv')])
+    assert 'its constructor' in str(caught.value)

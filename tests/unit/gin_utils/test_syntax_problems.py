@@ -53,6 +53,7 @@ def test_a_character_outside_gin_is_named_with_its_column(tmp_path, line, column
     ('include mine.gin', 'cannot read the value', "write include 'mine.gin'"),
     ('Adam.lr = 1; Adam.eps = 1', 'a line has two statements', 'a line of its own'),
     ('Adam.lr = 1 2', 'continues after the value (column 13)', 'one statement per line'),
+    ('TrainerConfig.random_seed = 007', 'continues after the value', 'without leading zeros'),
     ('Adam.lr: 1', 'a colon is followed by a value', 'write Name.parameter = value'),
     ('Adam:\n  lr: 1', 'a colon is followed by a value', 'parameter = value in a block'),
     ('Adam.betas = {0.9, 0.5}', 'a conf cannot contain a set', 'write a tuple'),

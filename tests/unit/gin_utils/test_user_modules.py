@@ -186,6 +186,7 @@ VALUE = (HERE / 'own_data' / 'values.csv').read_text()
 MODEL = (HERE / 'own_arm.xml').read_bytes()
 LEVELS = [path.read_text() for path in sorted(HERE.glob('own_level_*.txt'))]
 TABLE = pathlib.Path(__file__).with_suffix('.tsv').read_text()
+OTHERS = [path.read_text() for path in HERE.iterdir() if path.name == 'own_' + 'other.txt']
 """
 
 
@@ -208,12 +209,13 @@ def reader(tmp_path, forget):
 
 
 def test_files_that_a_module_names_are_copied(reader, tmp_path):
-    names = {'own_reader.py', 'own_reader.tsv', 'own_data', 'own_arm.xml', 'own_hand.stl'}
+    names = {'own_reader.py', 'own_reader.tsv', 'own_data', 'own_arm.xml', 'own_hand.stl', 'own_level_1.txt'}
     assert {name for name in os.listdir(f'{reader}/conf') if name.startswith('own_')} == names
     shutil.move(tmp_path / 'a', tmp_path / 'gone')
     gin_utils.load(None, root_dir=reader, same_run=False)
     module = sys.modules['own_reader']
-    assert (module.VALUE, module.MODEL[-1], module.LEVELS, module.TABLE) == ('1,2', 255, [], '5')
+    assert (module.VALUE, module.MODEL[-1], module.LEVELS, module.TABLE) == ('1,2', 255, ['one'], '5')
+    assert module.OTHERS == []
     assert (tmp_path / 'run/conf/own_hand.stl').read_bytes() == bytes(range(256))
 
 
@@ -230,7 +232,7 @@ def test_binary_files_are_copied_and_runs_are_not(tmp_path):
 
 def test_unchanged_originals_are_used_with_all_their_files(reader, tmp_path):
     gin_utils.load(None, root_dir=reader, same_run=False)
-    assert sys.modules['own_reader'].LEVELS == ['one']
+    assert sys.modules['own_reader'].OTHERS == ['not named']
     del sys.modules['own_reader']
     (tmp_path / 'a' / 'own_data' / 'values.csv').write_text('3,4')
     gin_utils.load(None, root_dir=reader, same_run=False)
@@ -257,6 +259,28 @@ def test_data_of_a_package_is_copied_up_to_a_limit(tmp_path, caplog, monkeypatch
         found = user_modules.copies([('own_package', str(tmp_path))])
     assert sorted(os.path.basename(file.name) for file in found) == ['__init__.py', 'inner.py', 'small.bin']
     assert 'too large or too many: own_package/assets/large.bin' in caplog.text
+
+
+def test_the_code_of_a_package_with_very_many_files_is_copied(tmp_path, caplog):
+    frames = tmp_path / 'own_package' / 'frames'
+    frames.mkdir(parents=True)
+    for name in ('__init__.py', 'inner.py', *(f'frames/{i}' for i in range(501))):
+        (tmp_path / 'own_package' / name).write_text('')
+    with caplog.at_level(logging.INFO):
+        found = user_modules.copies([('own_package', str(tmp_path))])
+    assert sorted(file.name for file in found) == ['own_package/__init__.py', 'own_package/inner.py']
+    assert caplog.text.endswith('too large or too many: own_package\n')
+
+
+def test_files_named_by_a_pattern_or_next_to_the_package_are_copied(tmp_path):
+    (tmp_path / 'own_package' / 'envs').mkdir(parents=True)
+    (tmp_path / 'own_data').mkdir()
+    (tmp_path / 'own_package' / 'envs' / 'track.py').write_text("NAMES = 'own_data', 'own_*.csv', '*', 'level_[12]'")
+    names = {'own_data/track.csv', 'own_package/envs/own_1.csv', 'own_package/envs/level_1', 'own_2.csv'}
+    for name in (*names, 'other.csv', 'own_package/envs/level_3'):
+        (tmp_path / name).write_text('')
+    found = user_modules.copies([('own_package.envs.track', str(tmp_path))])
+    assert {file.name for file in found} == names | {'own_package/envs/track.py'}
 
 
 def test_a_class_that_is_not_registered_is_named_with_its_module(tmp_path, monkeypatch):

@@ -152,7 +152,8 @@ class Kind(str, enum.Enum):
     (pathlib.Path('a b'), "'a b'"), (np.array([1, 2]), '[1, 2]'), ((np.int32(1), ), '(1,)'), ((), '()'),
     ({np.int64(1): [pathlib.Path('x')]}, "{1: ['x']}"), (None, 'None'), (float('inf'), '%alfx.infinity'),
     (-np.inf, '%alfx.minus_infinity'), (torch.relu, '@torch.relu'), ('@torch.relu', '@torch.relu'),
-    ('@actor/Adam()', '@actor/Adam()'), ('a@b', "'a@b'"), ('@ b', "'@ b'"),
+    ('@actor/Adam()', '@actor/Adam()'), ('@Adam(lr=1e-3)', '@Adam(lr=1e-3)'), ('a@b', "'a@b'"), ('@ b', "'@ b'"),
+    (torch.tensor([1, 2]), '[1, 2]'),
     (TrainerConfig, '@alfx.algorithms.config.TrainerConfig'),
     (gymnasium.wrappers.TimeLimit, '@gymnasium.wrappers.common.TimeLimit'),
 ])
@@ -165,6 +166,12 @@ def test_python_values_become_gin_text(value, text):
 def test_values_without_gin_text_raise_with_the_name_of_the_binding(value):
     with pytest.raises(gin_utils.ConfError, match='A.b'):
         binding_lines({'A.b': [value]})
+
+
+@pytest.mark.parametrize('params', [[('TrainerConfig.random_seed', 1)], ('TrainerConfig.random_seed', 1)])
+def test_parameters_that_are_no_lines_raise_with_an_example(params):
+    with pytest.raises(gin_utils.ConfError, match=r"found (1|\('Trainer.*)\n  write {'TrainerConfig.random_seed': 1}"):
+        alfx.check('ppo_cart_pole', params)
 
 
 def test_infinity_is_accepted_and_stored_in_the_run(tmp_path):

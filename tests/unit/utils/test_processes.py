@@ -1,5 +1,6 @@
 """Child processes: start, end, and the messages about them."""
 import multiprocessing
+import importlib.machinery
 import os
 import signal
 import subprocess
@@ -177,6 +178,9 @@ def test_a_program_without_guard_is_not_run_again(tmp_path, monkeypatch, program
         (tmp_path / 'program.py').write_text(program)
     monkeypatch.setitem(sys.modules, '__main__', main)
     assert reason in processes.lost_program() and bool(reason) is bool(processes.lost_program())
+    main.__spec__ = importlib.machinery.ModuleSpec('own_app.__main__', None)
+    assert 'not a file' in reason or 'program.py is not imported' in processes.lost_program()
+    main.__spec__ = None
     if 'no line' in reason:
         with pytest.raises(ConfError, match='it would run the program again'):
             processes.MessagingProcess(print, (), 'evaluation process')
