@@ -83,7 +83,7 @@ def transformer(**kwargs):
 histories = st.lists(st.lists(st.booleans(), min_size=30, max_size=30), min_size=1, max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ends=histories, sizes=st.lists(st.integers(6, 30), min_size=3, max_size=3), max_length=st.integers(6, 40),
        length=st.integers(1, 5), proportion=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 10**6))
 def test_goals_are_from_the_same_episodes_future_and_the_rest_is_unchanged(ends, sizes, max_length, length,
@@ -123,7 +123,7 @@ def test_goals_are_from_the_same_episodes_future_and_the_rest_is_unchanged(ends,
         assert torch.equal(after.observation['desired_goal'], before.observation['desired_goal'])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ends=histories, max_length=st.integers(6, 40), length=st.integers(2, 5), seed=st.integers(0, 10**6))
 def test_relabeling_moves_the_termination_to_the_new_goal(ends, max_length, length, seed):
     """Success terminates at the new goal and no longer at the old one."""

@@ -303,7 +303,7 @@ histories = st.lists(operation, max_size=14)
 sizes = st.tuples(st.integers(1, 7), st.integers(0, 2))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(histories, sizes, st.integers(0, 2**32), st.integers(1, 4), st.booleans())
 def test_sequences_are_sampled_in_proportion_to_their_priorities(history, size, seed, length, with_replacement):
     player = make_player(*size, seed, prioritized_sampling=True, initial_priority=0.5,
@@ -382,7 +382,7 @@ def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(histor
     assert found == {key: [step.value for step in steps] for key, steps in sequences.items()}
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @example([('sequence', 3), ('all', True), ('drop_all_but', 4), ('all', True)], (7, 0), 0, True, None)
 @given(histories, sizes, st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 7.0]))
 def test_episodes_and_returns_match_a_walk_along_the_steps(history, size, seed, irregular, after_truncation):
