@@ -136,10 +136,10 @@ class TrainerConfig:
         summarize_action_distributions: write statistics of the action distributions.
         summarize_output: write histograms and means of the outputs of all networks.
         code_snapshots: source files to store as text, relative to the alfx package.
-        profiling: profile the run with cProfile and log the result.
+        profiling: profile the run with cProfile and write the result into the run folder.
 
     Checkpoints:
-        num_checkpoints: checkpoints in the whole run.
+        num_checkpoints: checkpoints to keep, spread over the run; of those written every two minutes, two are kept.
         replay_checkpoint_megabytes: save the replay buffer in the latest two checkpoints if its contents take at most
             this many MiB (2**20 bytes); 0 never saves it. A run resumed without its contents starts with an empty
             buffer and does not repeat exactly. ``ReplayBuffer.enable_checkpoint`` overrides this where it is set.

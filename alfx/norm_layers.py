@@ -177,19 +177,19 @@ class BatchNorm(nn.Module):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if rows is None or weights is None:
                 mean = x.mean(dim)
-                centred = x - mean.unsqueeze(dim)
-                variance = centred.square().mean(dim)
+                centered = x - mean.unsqueeze(dim)
+                variance = centered.square().mean(dim)
             else:
                 counted = torch.where(weights > 0, x, 0.0)  # multiplication would keep NaN
                 mean = _weighted_sum(counted, rows.weights, dim) / rows.total
-                centred = counted - mean.unsqueeze(dim)
-                variance = _weighted_sum(centred.square(), rows.weights, dim) / rows.total
+                centered = counted - mean.unsqueeze(dim)
+                variance = _weighted_sum(centered.square(), rows.weights, dim) / rows.total
             inverse = torch.rsqrt(variance + self._eps)
             r, d = self._correction(mean, variance) if self._renorm else (None, None)
             if is_tracked:
                 self._track(mean, variance, self._momentum if rows is None else rows.any * self._momentum)
         total = num if rows is None else rows.total
-        return _Normalized.apply(x, self.weight, self.bias, centred, inverse, r, d, weights, total, dim)
+        return _Normalized.apply(x, self.weight, self.bias, centered, inverse, r, d, weights, total, dim)
 
     def _correction(self, mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return r and d of batch renorm."""
@@ -222,16 +222,16 @@ class _Normalized(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, centred: torch.Tensor,
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, centered: torch.Tensor,
                 inverse: torch.Tensor, r: torch.Tensor | None, d: torch.Tensor | None, weights: torch.Tensor | None,
                 total: torch.Tensor | int, dim: int) -> torch.Tensor:
-        """Normalize ``centred`` rows ``[B, F]``, or ``[F, B]`` if ``dim`` is 1.
+        """Normalize ``centered`` rows ``[B, F]``, or ``[F, B]`` if ``dim`` is 1.
 
         Args:
             x: rows, which get the gradient.
             weight: ``[F]``.
             bias: ``[F]``.
-            centred: ``x - m``, in the shape of ``x``.
+            centered: ``x - m``, in the shape of ``x``.
             inverse: ``1 / sd``, ``[F]``.
             r: factor of batch renorm ``[F]``; ``None`` is 1.
             d: shift of batch renorm ``[F]``; ``None`` is 0.
@@ -241,10 +241,10 @@ class _Normalized(torch.autograd.Function):
         """
         ratio = inverse if r is None else inverse * r
         scale = _stored(weight * ratio)
-        ctx.save_for_backward(scale, centred, inverse, ratio, d, weights)
+        ctx.save_for_backward(scale, centered, inverse, ratio, d, weights)
         ctx.total, ctx.dim = total, dim
         shift = bias if d is None else torch.addcmul(bias, weight, d)
-        return (centred * scale.unsqueeze(dim)).add_(shift.unsqueeze(dim))
+        return (centered * scale.unsqueeze(dim)).add_(shift.unsqueeze(dim))
 
     @staticmethod
     @once_differentiable
@@ -254,11 +254,11 @@ class _Normalized(torch.autograd.Function):
         With g the gradient of the result and p the weights divided by their sum, the gradient of x[i] is
         ``weight ratio (g[i] - p[i] (sum_j g[j] + (x[i] - m) / sd^2 sum_j g[j] (x[j] - m)))``.
         """
-        scale, centred, inverse, ratio, d, weights = ctx.saved_tensors
+        scale, centered, inverse, ratio, d, weights = ctx.saved_tensors
         dim = ctx.dim
-        total, product = grad.sum(dim), (grad * centred).sum(dim)
+        total, product = grad.sum(dim), (grad * centered).sum(dim)
         slope, mean = _stored(inverse.square() * product / ctx.total), _stored(total / ctx.total)
-        of_x = (centred * slope.unsqueeze(dim)).add_(mean.unsqueeze(dim))
+        of_x = (centered * slope.unsqueeze(dim)).add_(mean.unsqueeze(dim))
         if weights is not None:
             of_x = of_x.mul_(weights)
         of_x = of_x.neg_().add_(grad).mul_(scale.unsqueeze(dim))

@@ -151,7 +151,7 @@ def check(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
     """Check a conf like ``alfx check``: build everything and train until the first update.
 
     Args:
-        conf: path of a conf, or the name of a conf included in alfx.
+        conf: path of a conf, or the name of a conf shipped with alfx.
         params: bindings that override the conf, see :func:`train`.
         device: device of the networks, see :func:`load`.
 
@@ -218,7 +218,7 @@ def train(conf: str | os.PathLike[str], params: Mapping[str, Any] | Sequence[str
     """Train the algorithm described by a conf, or resume the run in ``root_dir``.
 
     Args:
-        conf: path of a conf, or the name of a conf included in alfx.
+        conf: path of a conf, or the name of a conf shipped with alfx.
         params: bindings that override the conf: ``{'ppo/Adam.lr': 1e-4}``, or gin text ``['ppo/Adam.lr = 1e-4']``. A
             value may be a number or an array of numpy, a path, a function or class, or a reference like '@Name()'.
             ``create_environment.env_name`` may be a class or function that returns a gymnasium environment, or an

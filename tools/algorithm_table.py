@@ -293,8 +293,8 @@ def _conf_rows(uses: Sequence[Use], stored: dict[str, Any]) -> Iterator[str]:
     for use in uses:
         head = use.head
         rows = results.rows_of(head.name, stored[head.name]) if head.name in stored else []
-        measured = '; '.join(f"{row[5]} {row[6]}{f' ({row[7]})' if row[7] else ''}, {row[3]} "
-                             f"seed{'s' if row[3] != '1' else ''}" for row in rows)
+        measured = '; '.join(f"{row[5].partition(',')[0]} {row[6]}{f' ({row[7]})' if row[7] else ''}, {row[3]} "
+                             f"seed{'s' if row[3] != '1' else ''}{''.join(row[5].partition(',')[1:])}" for row in rows)
         yield f'| `{head.name}` | {head.task} | {head.steps} | {head.expected} | {measured} |'
 
 
@@ -394,7 +394,8 @@ class, and `alfx show CONF` a conf in full. The columns of the table are
 - *actions*: supported kinds of actions; *mixed* is a combination of discrete and continuous actions;
 - *recurrent*: *yes* if recurrent networks are supported, *built in* if the algorithm has a memory without them;
 - *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer;
-  *dataset*, stored data, in at least one shipped conf;
+  *dataset*, stored data or demonstrations, in at least one shipped conf; TD3, DDPG, DQN and MPO
+  [can as well](offline.md);
 - *compiled*: the update executes the same operations every time, so `TrainerConfig.compile` supports it.
 
 `python tools/algorithm_table.py` writes this page and the page of each algorithm.
@@ -403,7 +404,8 @@ class, and `alfx show CONF` a conf in full. The columns of the table are
 _SPECS = 'observation_spec', 'action_spec', 'reward_spec'
 _COLUMNS = '| actions | recurrent | learns from | compiled |', '| --- | --- | --- | --- |'
 _EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measured* is the mean over seeds with its '
-             '95% interval, from [the results](../results.md); empty if there is no result.')
+             "95% interval (Student's t), empty if there is no result; the tables of [the results](../results.md) have "
+             'interquartile means and bootstrap intervals.')
 _PARTS = """
 ## Parts and other algorithms
 

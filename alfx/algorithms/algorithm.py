@@ -1,7 +1,7 @@
 """Base class of all algorithms: specs, steps, losses, hooks, replay buffer, optimizers and checkpoints.
 
-An algorithm defines what is computed; the :class:`~alfx.engine.learner.Learner` decides when. The documented training
-methods in :mod:`alfx.algorithms.training_methods` forward to the learner. Read next:
+An algorithm defines what is computed; the :class:`~alfx.engine.learner.Learner` decides when. The training methods
+in :mod:`alfx.algorithms.training_methods` forward to the learner. Read next:
 :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json

@@ -99,7 +99,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             trained because there is no next step to bootstrap from.
         exploration_noise_ctor: called with ``action_spec``; creates other exploration noise, such as
             :class:`~alfx.algorithms.base.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
-        critic_batches: ``'apart'`` or ``'joint'``, see :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`.
+        critic_batches: ``'separate'`` or ``'joint'``, see :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`.
         use_target_critics: bootstrap from target critics, see ``SacAlgorithm``.
 
     Raises:
@@ -121,7 +121,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  dqda_clipping: NonNegative | None = None, action_l2: NonNegative = 0.0, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, checkpoint: str | None = None, debug_summaries: bool = False,
                  name: str = 'DdpgAlgorithm', train_actor_on_last_step: bool = True,
-                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None, critic_batches: str = 'apart',
+                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None,
+                 critic_batches: str = 'separate',
                  use_target_critics: bool = True):
         owner = type(self).__name__
         bounds = ActionBounds(action_spec, owner)

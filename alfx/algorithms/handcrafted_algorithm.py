@@ -114,7 +114,7 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
     It knows neither roads nor obstacles. Requirements on the environment of the Carla simulator:
 
     - The observation is a dict with ``'goal'``, float ``[B, 2]`` or ``[B, 3]``: position of the goal relative to the
-      vehicle, in metres ahead and to the right (and above, which is ignored). Other entries are ignored.
+      vehicle, in meters ahead and to the right (and above, which is ignored). Other entries are ignored.
     - The action is float ``[B, 3]``, the input of a speed controller of the vehicle: the speed as a fraction of the
       speed limit; the direction relative to the heading, from -1 (turn around to the left) through 0 (straight on) to 1
       (turn around to the right); reverse gear, from 0 (no) to 1. Its bounds have to include [0, 1], [-1, 1] and 0.
@@ -124,8 +124,8 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
 
     Args:
         action_spec: a ``BoundedTensorSpec`` of shape ``(3,)``.
-        distance_to_decelerate: distance to the goal in metres below which the vehicle slows down.
-        distance_to_stop: distance to the goal in metres at which the vehicle stops.
+        distance_to_decelerate: distance to the goal in meters below which the vehicle slows down.
+        distance_to_stop: distance to the goal in meters at which the vehicle stops.
         kwargs: arguments of :class:`HandcraftedAlgorithm`.
 
     Raises:
@@ -139,7 +139,7 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
                  distance_to_decelerate: float = 50.0, distance_to_stop: float = 1.0, **kwargs: Any):
         _check_carla_specs(name, observation_spec, action_spec)
         if not 0 <= distance_to_stop <= distance_to_decelerate or not distance_to_decelerate > 0:
-            raise ValueError(f'{name}: expected 0 <= distance_to_stop <= distance_to_decelerate in metres, the latter '
+            raise ValueError(f'{name}: expected 0 <= distance_to_stop <= distance_to_decelerate in meters, the latter '
                              f'above 0, found {distance_to_stop} and {distance_to_decelerate}')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
         self._distance_to_decelerate = distance_to_decelerate
@@ -201,10 +201,10 @@ def _check_carla_specs(name: str, observation_spec: NestedTensorSpec, action_spe
     if not isinstance(observation_spec, dict) or 'goal' not in observation_spec:
         found = sorted(observation_spec) if isinstance(observation_spec, dict) else observation_spec
         raise SpecError(f"{name}: expected an observation that is a dict with 'goal', the position of the goal as seen "
-                        f'from the vehicle in metres, found {found}')
+                        f'from the vehicle in meters, found {found}')
     goal = observation_spec['goal']
     if not isinstance(goal, TensorSpec) or tuple(goal.shape) not in ((2, ), (3, )) or goal.is_discrete:
-        raise SpecError(f"{name}: observation['goal']: expected floats of shape (2,) or (3,), metres ahead, to the "
+        raise SpecError(f"{name}: observation['goal']: expected floats of shape (2,) or (3,), meters ahead, to the "
                         f'right and above, found {goal}')
     wanted = 'speed in [0, 1], direction in [-1, 1], reverse in [0, 1]'
     if not isinstance(action_spec, BoundedTensorSpec) or tuple(action_spec.shape) != (3, ) or action_spec.is_discrete:

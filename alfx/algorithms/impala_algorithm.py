@@ -56,7 +56,7 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
     def __init__(self, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)
         if not isinstance(self._loss, VTraceLoss):
-            raise ValueError(f'{name}: expected a VTraceLoss, which corrects for the age of the policy that acted; '
+            raise ValueError(f'{name}: expected a VTraceLoss, which corrects for the lag of asynchronous actors; '
                              f'found {type(self._loss).__name__}. Set {type(self).__name__}.loss_class = @VTraceLoss')
         self._value_is_stateless = not nest.flatten(self.train_state_spec.value)
 

@@ -79,8 +79,8 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target_entropy: target of the entropy of the bins, in nats; higher values explore more. It can also be a
             function of an action spec (and of ``num_bins``, if it has that argument), summed over the nest of actions.
         initial_log_alpha: initial log alpha.
-        target_update_tau: step size of the target critics at an update, in (0, 1]; smaller values are more stable and
-            learn more slowly.
+        target_update_tau: coefficient of the soft (Polyak) update of the target critics, in (0, 1]; smaller values are
+            more stable and learn more slowly.
         target_update_period: number of updates between two updates of the target critics.
         distill_noise: standard deviation of the noise added to the actions used for distillation, in units of half
             their range.

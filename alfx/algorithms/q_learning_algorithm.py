@@ -163,8 +163,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
 
 def random_argmax(q_values: Tensor) -> Tensor:
     """Return the index ``[B]`` of the largest of ``q_values`` ``[B, A]``, with ties broken at random."""
-    best = q_values == q_values.amax(-1, keepdim=True)
-    return torch.where(best, torch.rand_like(q_values), -1.0).argmax(-1)
+    return torch.where(q_values == q_values.amax(-1, keepdim=True), torch.rand_like(q_values), -1.0).argmax(-1)
 
 
 def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount: Tensor, next_cell: Tensor,

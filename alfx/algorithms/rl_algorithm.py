@@ -308,7 +308,7 @@ class RLAlgorithm(Algorithm):
         algorithms = (x for x in self.modules() if isinstance(x, Algorithm))
         part = next((x for x in algorithms if nest.flatten(x.unroll_state_spec)), None)
         if part is not None and not nest.flatten(self.unroll_state_spec):
-            raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(self).__name__}, which does '
+            raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'creates {type(self).__name__}, which does '
                                         f'not carry the state of {type(part).__name__} from one unroll to the next',
                                         'use @Agent')])
 
@@ -341,7 +341,7 @@ class RLAlgorithm(Algorithm):
         part: Any = self
         while part.policy_algorithm is not None:
             if type(part).calc_auxiliary_loss is Algorithm.calc_auxiliary_loss:
-                raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(part).__name__}, in which '
+                raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'creates {type(part).__name__}, where '
                                             f'{type(part.policy_algorithm).__name__} would have no auxiliary phase',
                                             'use @Agent or the algorithm itself')])
             part = part.policy_algorithm

@@ -93,8 +93,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target_kld_per_dim: target KL divergence to the prior, per action dimension, which alpha is adjusted to reach.
         initial_log_alpha: initial value of log alpha.
         max_log_alpha: upper bound of log alpha.
-        target_update_tau: step size of the target critics at an update, in (0, 1]; smaller values are more stable and
-            learn more slowly.
+        target_update_tau: coefficient of the soft (Polyak) update of the target critics, in (0, 1]; smaller values are
+            more stable and learn more slowly.
         target_update_period: number of updates between two updates of the target critics.
         dqda_clipping: clip each element of dQ/da in the actor's loss to ``[-dqda_clipping, dqda_clipping]``; ``None``
             or 0: no clipping.
@@ -112,7 +112,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             rollout. The noise is a stationary Ornstein-Uhlenbeck process: each action by itself has the distribution of
             the policy, but exploration keeps a direction for about ``1 / (1 - c)`` steps (compare Eberhard et al. 2023,
             "Pink noise is all you need"). For (squashed) normal actions.
-        critic_batches: ``'apart'`` calls the critics for the trained steps and the target critics for the steps that
+        critic_batches: ``'separate'`` calls the critics for the trained steps and the target critics for the steps that
             targets bootstrap from. ``'joint'`` calls each of them once for both, which gives both the same batch norm
             statistics (Bhatt et al. 2024, arXiv:1902.05605). This and the next two arguments need continuous actions
             and feed-forward networks.
@@ -156,7 +156,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
                  train_actor_on_last_step: bool = True,
                  rollout_noise_correlation: Annotated[float, Range(minimum=0, below=1)] = 0.0,
-                 critic_batches: str = 'apart', use_target_critics: bool = True, policy_update_period: Count = 1,
+                 critic_batches: str = 'separate', use_target_critics: bool = True, policy_update_period: Count = 1,
                  policy_critics: Literal['min', 'mean'] = 'min', bootstrap_critics: Literal['min', 'mean'] = 'min',
                  num_bootstrap_critics: Count | None = None, rollout_noise_repeat: ZetaRepeat | None = None,
                  random_initial_actions: bool = False):

@@ -88,8 +88,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         critic_optimizer: optimizer of the critics; ``None``: the optimizer of the enclosing algorithm.
         alpha_optimizer: optimizer of log alpha; ``None``: the optimizer of the enclosing algorithm. Only with a
             stochastic policy.
-        target_update_tau: step size of the target networks at an update, in (0, 1]; smaller values are more stable and
-            learn more slowly.
+        target_update_tau: coefficient of the soft (Polyak) update of the target networks, in (0, 1]; smaller values
+            are more stable and learn more slowly.
         target_update_period: number of updates between two updates of the target networks.
         use_smoothed_actor: act with a copy of the actor that follows it like a target network. Not on-policy.
         dqda_clipping: clip each element of dQ/da in the loss of the actor to ``[-dqda_clipping, dqda_clipping]``; 0:

@@ -139,8 +139,8 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
             most likely; ``None``: ``config.epsilon_greedy``, or 0 without a config.
         env: batched environment, for the root algorithm.
         config: configuration, for the root algorithm.
-        target_update_tau: step size of the target critics at an update; smaller values are more stable and learn more
-            slowly.
+        target_update_tau: coefficient of the soft (Polyak) update of the target critics; smaller values are more stable
+            and learn more slowly.
         target_update_period: number of updates between two updates of the target critics.
         critic_loss_ctor: called as ``(debug_summaries=, name=)``; creates the loss, which treats the critics as further
             samples; ``None``: :class:`TAACTDLoss`.

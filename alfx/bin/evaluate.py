@@ -18,9 +18,9 @@ from alfx.bin.flags import FLAGS, number
 PARSER = flags.Parser(__file__, __doc__, flags.RUN)
 PARSER.add('num_episodes N', 'number of episodes, over all environments', number(int, 1), 20)
 PARSER.add('num_environments N', 'number of environments', number(int, 1), 1)
-PARSER.add('mode both|greedy|sampled', 'take the most likely action (greedy), sample actions, or evaluate both ways; '
-           'both means only greedy for value-based algorithms, which have no action distribution, and only '
-           'TrainerConfig.epsilon_greedy if that is not 0; --epsilon_greedy overrides this', default='both')
+PARSER.add('mode both|greedy|sampled', 'most likely actions (greedy), sampled actions, or one evaluation of each; '
+           'by default both, but only greedy for value-based algorithms, and only epsilon_greedy if the conf or '
+           '--epsilon_greedy sets it', default='both')
 PARSER.add('json FILE', 'write the results to this file as JSON; with - print only JSON to stdout')
 policy_flags.define_reference_flag(PARSER)
 policy_flags.define_policy_flags(PARSER)

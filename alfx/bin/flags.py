@@ -31,7 +31,7 @@ from alfx.bin import command
 
 FLAGS = argparse.Namespace(given=())
 """Values of the flags of the running program; ``given`` has the names of those on its command line."""
-CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf included in alfx, and bindings to override'
+CONF = '[CONF] [KEY=VALUE ...]', 'conf file, or the name of a conf shipped with alfx, and bindings to override'
 RUN_OR_CONF = '[CONF | RUN] [KEY=VALUE ...]', CONF[1].replace(', and', ', or the folder of a run; and')
 RUN = '[RUN | AGENT] [KEY=VALUE ...]', 'folder of a run, or a trained agent zoo:NAME; and bindings to override'
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
@@ -198,7 +198,7 @@ def define_conf_flags(parser: Parser, root_dir: bool = True, untrusted: bool = F
         untrusted: also define ``--untrusted``.
     """
     parser.start_group('conf')
-    parser.add('conf CONF', 'conf file: a path, or the name of a conf included in alfx')
+    parser.add('conf CONF', 'conf file: a path, or the name of a conf shipped with alfx')
     parser.add('conf_param KEY=VALUE...', "override a binding, --conf_param 'Adam.lr=1e-4'; repeatable")
     for alias in ('gin_file CONF...', 'gin_param KEY=VALUE...'):
         parser.add(alias, '')

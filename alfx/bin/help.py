@@ -243,12 +243,12 @@ def type_name(annotation: Any) -> str:
 
 
 def _bound_lines(name: str, argument: str = r'\w+') -> Iterator[str]:
-    """Yield the bindings of ``name`` in the confs included in alfx, of all arguments or of one."""
+    """Yield the bindings of ``name`` in the confs shipped with alfx, of all arguments or of one."""
     pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.{argument} = [^#\n]*", re.MULTILINE)
     confs = {path.name: [line.strip() for line in pattern.findall(path.read_text(encoding='utf8'))]
              for path in sorted(pathlib.Path(CONFS).glob('*.gin'))}
     bound = {conf: lines for conf, lines in confs.items() if lines}
-    yield 'bound by: none of the confs included in alfx' if not bound else 'bound by:'
+    yield 'bound by: none of the confs shipped with alfx' if not bound else 'bound by:'
     for conf, lines in bound.items():
         yield f'  {conf:32}  {lines[0]}'
         yield from (f'  {"":32}  {line}' for line in lines[1:])

@@ -1,4 +1,4 @@
-"""List the confs included in alfx: task, algorithm, environment steps and expected result.
+"""List the confs shipped with alfx: task, algorithm, environment steps, and expected result +- accepted range.
 
 Examples:
 

@@ -18,7 +18,7 @@ from alfx.bin import command, flags, policy_flags
 from alfx.bin.flags import FLAGS
 
 PARSER = flags.Parser(__file__, __doc__, ('[SEARCH] [KEY=VALUE ...]', 'search conf: a file, or the name of one '
-                                          'included in alfx; and bindings to override'))
+                                          'shipped with alfx; and bindings to override'))
 flags.define_conf_flags(PARSER)
 SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'searches')
 
@@ -62,12 +62,12 @@ def _root_dir() -> str:
 def _choose_conf(stored: str) -> None:
     """Set ``--conf`` to the path of the search conf.
 
-    The flag may name a search conf included in alfx. If it is missing, the conf stored in the folder is used.
+    The flag may name a search conf shipped with alfx. If it is missing, the conf stored in the folder is used.
     """
     if FLAGS.conf is None and not FLAGS.gin_file:
         if not os.path.isfile(stored):
             raise alfx.gin_utils.ConfError('no conf file is given, and the folder contains no hyperparameter search',
-                                           f'add --conf FILE; search confs included in alfx: {", ".join(_shipped())}')
+                                           f'add --conf FILE; search confs shipped with alfx: {", ".join(_shipped())}')
         FLAGS.conf = stored
     elif FLAGS.conf and not os.path.isfile(FLAGS.conf) and FLAGS.conf.removesuffix('.gin') in _shipped():
         FLAGS.conf = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')

@@ -26,7 +26,7 @@ import alfx
 from alfx.bin import command, flags, policy_flags, ranks, seeds
 from alfx.bin.flags import FLAGS
 
-PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF, {'list': 'alfx list shows the confs included in alfx'})
+PARSER = flags.Parser(__file__, __doc__, flags.RUN_OR_CONF, {'list': 'alfx list shows the confs shipped with alfx'})
 seeds.define_flags(PARSER)
 flags.define_device_flag(PARSER)
 ranks.define_flags(PARSER)
@@ -111,16 +111,16 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     for log in (logging.getLogger('alfx'), console):
         log.handlers.clear()
     print(f'\n{done}')
-    arguments: dict[str, tuple[str, ...]] = {'train more': ('train', root_dir, *trainer.doubled_length())}
+    arguments: dict[str, tuple[str, ...]] = {'train longer': ('train', root_dir, *trainer.doubled_length())}
     if kept := trainer.last_scheduled_values():  # a longer run would move schedules back; a fork can keep the values
-        arguments['train more'] = ('fork', root_dir, *trainer.doubled_length(),
-                                   *(f'{name}={value:.4g}' for name, value in kept.items()))
+        arguments['train longer'] = ('fork', root_dir, *trainer.doubled_length(),
+                                     *(f'{name}={value:.4g}' for name, value in kept.items()))
     if trainer.algorithm.environment is not None:
         arguments = {'play': ('play', root_dir), 'video': ('play', root_dir, '--record_file', 'play.mp4'),
                      'evaluate': ('evaluate', root_dir), 'plot': ('plot', root_dir), **arguments}
     for name, (program, *rest) in arguments.items():
-        print(f'  {name + ":":13}{command.command_of(program, *rest)}')
-    print(f'  {"curves:":13}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
+        print(f'  {name + ":":14}{command.command_of(program, *rest)}')
+    print(f'  {"curves:":14}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
 
 
 def _arguments(root_dir: str) -> list[str]:

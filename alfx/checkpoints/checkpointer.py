@@ -203,7 +203,7 @@ class Checkpointer:
         except FileNotFoundError:
             return set()
         except stored_files.FileError as error:
-            logger.warning('no checkpoint is treated as temporary: %s', error)
+            logger.warning('old checkpoints are kept, because the list of temporary ones cannot be read: %s', error)
             return set()
 
     def _write_temporaries(self, steps: set[int]) -> None:

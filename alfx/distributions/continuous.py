@@ -297,8 +297,8 @@ class StableCauchy(td.Cauchy):
                 within about 32 scales of the median.
         """
         loc = self.loc
-        centred = (torch.rand((*sample_shape, *loc.shape), dtype=loc.dtype, device=loc.device) - 0.5)
-        return loc + torch.tan(math.pi * 2.0 * clipping_value * centred) * self.scale
+        centered = (torch.rand((*sample_shape, *loc.shape), dtype=loc.dtype, device=loc.device) - 0.5)
+        return loc + torch.tan(math.pi * 2.0 * clipping_value * centered) * self.scale
 
     @property
     def mode(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The methods and properties of an algorithm that the engine uses. The engine knows no particular algorithm.
+"""The methods and properties of an algorithm that the engine uses. It does not depend on any particular algorithm.
 
 :class:`Updates` is what a gradient step needs, :class:`Trains` what training on stored experience needs in addition,
 and :class:`Acts` what collecting experience needs in addition. None of them is a loop: the engine never calls

@@ -224,7 +224,7 @@ class Updater:
         ranks = context.get_ranks()
         if ranks is None or ranks.rank != rank:
             found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
-            raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
+            raise RuntimeError(f'activate_ddp({rank}): expected a process group in which this process is rank {rank} '
                                f'(alfx.engine.remote.data_parallel.join), found {found}')
         ranks.copy_from_rank0([*self._algorithm.parameters(), *self._algorithm.buffers()])
         for part in (self, *parts):

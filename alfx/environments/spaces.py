@@ -329,14 +329,14 @@ def _action_mapping(space: spaces.Space, spec: TensorSpec, normalize: bool,
     scale = torch.from_numpy(np.asarray(half if normalize else np.ones_like(space.low), dtype))
     offset = torch.from_numpy(np.asarray(space.low + half if normalize else np.zeros_like(space.low), dtype))
     low, high = _bounds(space)
-    is_centred = not offset.any()
+    is_centered = not offset.any()
 
     def convert(action: torch.Tensor) -> torch.Tensor:
         # in torch, like the policy: the first numpy arithmetic after an update is slow
         if action.dtype != scale.dtype:
             action = action.to(scale.dtype)
         action = action * scale
-        if not is_centred:
+        if not is_centered:
             action += offset
         if clip:
             action.clamp_(low, high)

@@ -288,8 +288,7 @@ def _checked_options(envpool: Any, name: str, options: dict[str, Any]) -> dict[s
     """Return ``options``; raise for an unknown environment or option."""
     registered = envpool.list_all_envs()
     if name not in registered:
-        stem = name.rsplit('/', 1)[-1]
-        similar = nearest(name, registered) or nearest(stem, registered)
+        similar = nearest(name, registered) or nearest(name.rsplit('/', 1)[-1], registered)
         hint = f'did you mean {" or ".join(map(repr, similar))}?' if similar else 'envpool.list_all_envs() lists all'
         raise EnvironmentLoadError(f'EnvPool has no environment {name!r}; {hint}')
     known = [key for key in _make(envpool.make_spec, name, {})._config_keys if key not in _INSTEAD]

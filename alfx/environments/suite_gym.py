@@ -98,8 +98,8 @@ def load(environment_name: str | gym_make.EnvCtor, env_id: int | None = None, di
 @functools.cache
 def log_sticky_actions(name: str, probability: float) -> None:
     """Log, once for each game, whether its actions are sticky: results with and without cannot be compared."""
-    _log.info('%s: %s', name, f'actions stick with probability {probability:g}' if probability else
-              'actions do not stick')
+    _log.info('%s: %s', name, f'sticky actions with probability {probability:g}' if probability else
+              'no sticky actions')
 
 
 def _warn_of_statistics(env: Any) -> None:

@@ -34,7 +34,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     """Check a conf file and load it, replacing the conf that was loaded before.
 
     Args:
-        conf: path, or name of a conf that comes with alfx, with or without ``.gin``. ``None`` loads the conf stored
+        conf: path, or name of a conf shipped with alfx, with or without ``.gin``. ``None`` loads the conf stored
             in ``root_dir``.
         conf_params: bindings that override the file, ``'Adam.lr=1e-4'``.
         root_dir: run folder. If it already holds a run, the conf must match the conf of that run, except for settings
@@ -55,7 +55,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     """
     clear()
     if conf is None and root_dir is None:
-        raise ConfError('no conf file was given', 'pass its path, or the name of a conf that comes with alfx')
+        raise ConfError('no conf file was given', 'pass its path, or the name of a conf shipped with alfx')
     path = run_folder.stored_conf(root_dir) if conf is None else find_conf(conf)
     import_configurables()
     trust.set_trusted(trusted)

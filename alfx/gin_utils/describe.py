@@ -80,7 +80,8 @@ def _meanings(target: Any) -> dict[str, tuple[str, str]]:
         for title, body in zip(parts[1::2], parts[2::2]):
             entries = [] if title in ('Returns', 'Raises', 'Yields', 'Example', 'Examples') else _ARGUMENT.split(body)
             for names, meaning in zip(entries[1::2], entries[2::2]):
-                for argument in names.split(', '):
+                is_inherited = meaning.strip().startswith('as in ``Algorithm``')
+                for argument in () if is_inherited else names.split(', '):
                     found.setdefault(argument.lstrip('*'), ('' if owner is target else owner.__name__,
                                                             ' '.join(meaning.split())))
     return found

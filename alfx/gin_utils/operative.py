@@ -53,7 +53,7 @@ def unused_bindings() -> list[locations.Binding]:
 def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
     """Log each of these bindings as unused, except those in confs that alfx wrote, see :func:`is_generated`.
 
-    Bindings in confs that come with alfx are not logged one by one, because an override often makes them unused; ``alfx
+    Bindings in confs shipped with alfx are not logged one by one, because an override often makes them unused; ``alfx
     check`` lists them.
     """
     bindings = list(bindings)

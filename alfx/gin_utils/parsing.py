@@ -25,7 +25,7 @@ from .user_modules import OwnFile
 _MOST_BYTES = 2**24  # of a conf file
 _logger = logging.getLogger(__name__)
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
-"""The folder of the confs that come with alfx."""
+"""The folder of the confs shipped with alfx."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -329,7 +329,7 @@ class Reader:
                     *glob.glob(os.path.join(glob.escape(folder), '*', glob.escape(name)))]
             if other := next((path for path in near if os.path.isfile(path) and not is_shipped(path)
                               and os.path.abspath(path) not in including), None):
-                _logger.info("%s: include '%s' is the conf that comes with alfx, not %s; write the path of the file to "
+                _logger.info("%s: include '%s' is the conf shipped with alfx, not %s; write the path of the file to "
                              'include it instead', location, name, show_path(os.path.abspath(other)))
         if found is None:
             at_home = name.startswith('~')
@@ -348,7 +348,7 @@ def find_conf(name: str) -> str:
     """Return the path of a conf.
 
     Args:
-        name: path, or name of a conf that comes with alfx, with or without ``.gin``.
+        name: path, or name of a conf shipped with alfx, with or without ``.gin``.
 
     Raises:
         ConfError: it does not exist.
@@ -364,7 +364,7 @@ def find_conf(name: str) -> str:
         raise ConfError([Problem('', f"'{name}' is a folder, not a conf file", hint)])
     folder = os.path.dirname(name) or '.'
     raise ConfError([Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
-                             'confs that come with alfx', _hint_file(name, folder))])
+                             'confs shipped with alfx', _hint_file(name, folder))])
 
 
 def folders_of_includes(including: str = '') -> list[str]:
@@ -395,7 +395,7 @@ def find_included(name: str, including: str = '') -> Optional[str]:
 
 
 def is_shipped(path: str) -> bool:
-    """Return whether a file is one of the confs that come with alfx."""
+    """Return whether a file is one of the confs shipped with alfx."""
     return os.path.realpath(path).startswith(os.path.realpath(CONFS) + os.sep)
 
 

@@ -105,8 +105,8 @@ def copies(found: Iterable[tuple[str, str]]) -> tuple[OwnFile, ...]:
         for other in others:
             (code if other.endswith('.py') else data).append((other, folder))
     if left_out:
-        _logger.info('not copied into the run folder, because they are too large or too many: %s',
-                     ', '.join(left_out[:5] + ['...'] * (len(left_out) > 5)))
+        _logger.warning('not copied into the run folder, because they are too large or too many: %s',
+                        ', '.join(left_out[:5] + ['...'] * (len(left_out) > 5)))
     return tuple(files.values())
 
 
@@ -161,12 +161,16 @@ def _files_in(folder: str) -> list[str]:
 
 
 def _named_in(text: str, folder: str) -> list[str]:
-    """Return the existing files, and the files in existing folders, that a text names in quotes."""
+    """Return the existing files, and the files in existing folders, that a text names in quotes.
+
+    Files of a folder that the text names as well are returned even if the folder has too many files.
+    """
     named = {match[1] for match in re.finditer(r"""["']([^"'\n\0]{1,200})["']""", text)}
     paths = [path for name in sorted(named)
              if not os.path.isabs(name) and not name.endswith('.gin') and name.strip('./*')
              for path in sorted(glob.glob(os.path.join(glob.escape(folder), name)))]
-    return [file for path in paths for file in ([path] if os.path.isfile(path) else _files_in(path))]
+    return [file for path in paths for file in (
+        [path] if os.path.isfile(path) else [*_named_in(text, path), *_files_in(path)])]
 
 
 def _imported_by(text: str, package: str) -> Iterator[str]:

@@ -180,7 +180,7 @@ class CEMOptimizer(TrajOptimizer):
         return mean, var, elites, cost[:, 0]
 
 
-def coloured_noise(shape: Sequence[int], beta: float, device: torch.device | None = None) -> Tensor:
+def colored_noise(shape: Sequence[int], beta: float, device: torch.device | None = None) -> Tensor:
     """Return normal noise whose power falls with frequency as ``1 / f**beta`` along the second to last axis.
 
     Timmer and Koenig 1995: independent normal Fourier coefficients, scaled by ``f**(-beta / 2)``; the mean, of
@@ -249,7 +249,7 @@ class ICEMOptimizer(CEMOptimizer):
         self._return_mean_elites = return_mean_elites
 
     def _noise(self, batch: int, count: int) -> Tensor:
-        return coloured_noise((batch, count, *self._shape), self._noise_beta, self._low.device)
+        return colored_noise((batch, count, *self._shape), self._noise_beta, self._low.device)
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -288,7 +288,7 @@ class MPPIOptimizer(TrajOptimizer):
         max_iter_num: number of iterations.
         temperature: lambda, in units of the standard deviation of the costs in the environment, so that it does not
             depend on the scale of the rewards; smaller values follow the best candidates more closely.
-        noise_beta: exponent of the color of the noise, see :func:`coloured_noise`; above 0 a solution has a shape
+        noise_beta: exponent of the color of the noise, see :func:`colored_noise`; above 0 a solution has a shape
             ``(H, dim)``.
         kwargs: arguments of :class:`TrajOptimizer`.
 
@@ -311,7 +311,7 @@ class MPPIOptimizer(TrajOptimizer):
     def _noise(self, batch: int, count: int) -> Tensor:
         if not self._noise_beta:
             return super()._noise(batch, count)
-        return coloured_noise((batch, count, *self._shape), self._noise_beta, self._low.device)
+        return colored_noise((batch, count, *self._shape), self._noise_beta, self._low.device)
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -73,13 +73,13 @@ class TrainingRun:
 
         Raises:
             ValueError: ``value`` is not a number; or ``name`` is a column that alfx writes, or reserved for scalars of
-                the algorithm, like names with 'train/', 'loss' and 'alpha'.
+                the algorithm, with the part 'train', 'loss', 'scalar_loss' or 'alpha' between slashes.
         """
         if name in run_files.PROGRESS_COLUMNS:
             raise ValueError(f'{name!r} is a column that alfx writes to progress.csv; choose another name')
         if run_files.LEARNING_COLUMN.search(name):
-            raise ValueError(f"{name!r}: names with 'train/', 'loss' or 'alpha' are reserved for the algorithm; "
-                             f"choose another name, such as 'callback/{name.rsplit('/', 1)[-1]}'")
+            raise ValueError(f"{name!r}: 'train', 'loss', 'scalar_loss' and 'alpha' between slashes are reserved for "
+                             f"the algorithm; choose another name, such as 'callback/{name.rsplit('/', 1)[-1]}'")
         try:
             self.logged[name] = float(value)
         except (TypeError, ValueError) as error:

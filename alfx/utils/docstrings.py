@@ -14,8 +14,10 @@ def plain(docstring: str) -> str:
 
 
 def markdown(docstring: str) -> str:
-    """Return a docstring as Markdown, with the last names of the targets of cross-references as code."""
-    return _ROLE.sub(r'`\1`', docstring).replace('``', '`')
+    """Return a docstring as Markdown, with the targets of cross-references as code: complete names of modules, or last
+    names of other objects.
+    """
+    return _ROLE.sub(r'`\1`', re.sub(r':mod:`(alfx\.[\w.]+)`', r'`\1`', docstring)).replace('``', '`')
 
 
 def show_default(default: Any) -> str:

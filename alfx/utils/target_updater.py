@@ -28,7 +28,7 @@ class TargetUpdater(nn.Module):
     Args:
         models: a module, a parameter, or a sequence of them.
         target_models: targets with the same shapes.
-        tau: step size of an update, in (0, 1]; smaller values make targets more stable but slower.
+        tau: coefficient of a soft (Polyak) update, in (0, 1]; smaller values make targets more stable but slower.
         period: number of calls between updates.
         init_copy: copy the models to the target models initially.
         delayed_update: update towards the models as of the previous update instead of the current ones.

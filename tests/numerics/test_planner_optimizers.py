@@ -5,7 +5,7 @@ import torch
 
 from alfx.gin_utils import ConfError
 from alfx.optimizers.traj_optimizers import (CEMOptimizer, ICEMOptimizer, MPPIOptimizer, RandomOptimizer, TrajOptimizer,
-                                             coloured_noise)
+                                             colored_noise)
 
 # An ill-conditioned quadratic in 4 x 2 numbers; its minimum depends on the environment.
 _generator = torch.Generator().manual_seed(0)
@@ -171,7 +171,7 @@ def test_costs_that_are_not_numbers_are_the_worst():
 @pytest.mark.parametrize('length', [16, 25])
 def test_colored_noise_has_variance_one_and_the_power_of_its_color(beta, length):
     torch.manual_seed(0)
-    noise = coloured_noise((20000, length, 1), beta)[..., 0]
+    noise = colored_noise((20000, length, 1), beta)[..., 0]
     torch.testing.assert_close(noise.var(0), torch.ones(length), atol=0.06, rtol=0)
     power = torch.fft.rfft(noise).abs().square().mean(0)[1:(length + 1) // 2]
     frequency = torch.arange(1, len(power) + 1)

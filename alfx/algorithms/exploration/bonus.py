@@ -298,7 +298,7 @@ def _check_scopes(factors: list[Factor], is_sampled: bool, normalization: str) -
                                     'value for collected steps, which the statistics need', "set it to 'none'")])
     if is_sampled and all(factor.scope == 'episode' for factor in factors):
         raise ConfError([problem_at('ExplorationBonus', 'rewards', "= 'sampled', but no factor changes after a step is "
-                                    'collected: all compare with the episode', "set it to 'collected'")])
+                                    'collected: all of them are episodic', "set it to 'collected'")])
     if is_sampled and normalization == 'min_max':
         raise ConfError([problem_at('ExplorationBonus', 'normalization', "= 'min_max' depends on the other steps of an "
                                     "unroll, but rewards = 'sampled'", "choose 'std', for example")])

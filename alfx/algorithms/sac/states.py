@@ -117,10 +117,10 @@ def check_batches(name: str, parts: ActionParts, critic_batches: str, use_target
     Raises:
         ValueError: an argument is invalid; the message names it.
     """
-    if critic_batches not in ('apart', 'joint'):
-        raise ValueError(f"{name}.critic_batches: expected 'apart' or 'joint', found {critic_batches!r}")
+    if critic_batches not in ('separate', 'joint'):
+        raise ValueError(f"{name}.critic_batches: expected 'separate' or 'joint', found {critic_batches!r}")
     given = [f'{argument} = {value!r}' for argument, value, default in (
-        ('critic_batches', critic_batches, 'apart'), ('use_target_critics', use_target_critics, True),
+        ('critic_batches', critic_batches, 'separate'), ('use_target_critics', use_target_critics, True),
         ('policy_update_period', policy_update_period, 1)) if value != default]
     if given and parts.type != ActionType.Continuous:
         raise ValueError(f'{name}.{given[0]} needs continuous actions, found a {parts.type.name.lower()} '

@@ -208,8 +208,8 @@ class RewardCheck:
             if isinstance(self.reward_fn, GoalReward) and 0 < int(wrong.sum()) <= int(counts.sum()) // 2:
                 if not self._warned_of_rest:
                     self._warned_of_rest = True
-                    _log.warning('%s: compute_reward of the environment differs from the rewards of %d of %d steps; '
-                                 'the difference is kept for other goals', self._owner, int(wrong.sum()), wrong.numel())
+                    _log.warning('%s: compute_reward does not reproduce the rewards of %d of %d steps; the difference '
+                                 'is added to relabeled rewards, too', self._owner, int(wrong.sum()), wrong.numel())
                 rest = torch.where(wrong, stored - found, 0)
             elif bool(wrong.any()):
                 self._raise(wrong if stored.ndim == 2 else wrong.any(-1), found, achieved, desired, stored, batch_info)

@@ -382,8 +382,8 @@ def join(device: torch.device) -> Ranks:
     import torch.distributed as dist
     missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
     if missing:
-        raise RuntimeError(f'environment variables not set: {", ".join(missing)}; start training in several processes '
-                           'by torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
+        raise RuntimeError(f'environment variables not set: {", ".join(missing)}; start several processes with '
+                           'torchrun --nproc_per_node=N -m alfx.bin.train, or with alfx train --num_processes N')
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     with ending_with_parent():  # the store may end with it, and this would wait until the timeout
         store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))

@@ -2,7 +2,7 @@
 
 :class:`SingleProcess` is for a single process. :class:`Distributed` is for one of several ranks
 (:mod:`alfx.engine.remote.data_parallel`): settings that count environments or samples are divided by the number of
-ranks, only rank 0 writes and evaluates, and one small exchange per iteration makes all ranks make the same decisions.
+ranks, only rank 0 writes and evaluates, and one small all-reduce per iteration makes all ranks make the same decisions.
 """
 import copy
 import io

@@ -52,7 +52,7 @@ def buffers(module):
 
 
 VARIANTS = {
-    'crossq': {}, 'with targets': dict(use_target_critics=True), 'apart': dict(critic_batches='apart'),
+    'crossq': {}, 'with targets': dict(use_target_critics=True), 'separate': dict(critic_batches='separate'),
     'policy at all steps': dict(train_actor_on_last_step=True), 'every update': dict(policy_update_period=1),
     'plain actor': dict(actor_network_cls=ACTOR), 'plain critics': dict(critic_network_cls=CRITIC),
     'three steps': dict(mini_batch_length=3), 'oac': dict(algorithm_cls=OacAlgorithm),
@@ -82,7 +82,7 @@ def test_compiled_updates_match_eager_ones_up_to_rounding(never_replayed, caplog
 
 
 def test_joint_batches_differ_from_separate_ones_only_in_the_statistics():
-    joint, apart = make_algorithm(), make_algorithm(critic_batches='apart')
+    joint, apart = make_algorithm(), make_algorithm(critic_batches='separate')
     apart.load_state_dict(joint.state_dict())
     found = []
     for algorithm in (joint, apart):
@@ -118,7 +118,7 @@ def test_joint_batches_of_td3_differ_from_apart_ones_by_statistics_only():
     args = dict(actor_network_ctor=partial(ActorNetwork, fc_layer_params=(16, ), **NORMS), target_noise=0.0,
                 critic_network_ctor=partial(CRITIC, **NORMS))
     joint, apart = (Td3Algorithm(env.observation_spec(), env.action_spec(), critic_batches=how, **args)
-                    for how in ('joint', 'apart'))
+                    for how in ('joint', 'separate'))
     apart.load_state_dict(joint.state_dict())
     steps, action = random_steps(joint, 2, 16)
     for algorithm in (joint, apart):
@@ -213,7 +213,7 @@ def test_acting_uses_running_statistics_and_leaves_them():
 
 
 @pytest.mark.parametrize('environment, args, message', [
-    ('continuous', dict(critic_batches='both'), "critic_batches: expected 'apart' or 'joint', found 'both'"),
+    ('continuous', dict(critic_batches='both'), "critic_batches: expected 'separate' or 'joint', found 'both'"),
     ('discrete', dict(critic_batches='joint'), "critic_batches = 'joint' needs continuous actions, found a discrete"),
     ('mixed', dict(use_target_critics=False), 'use_target_critics = False needs continuous actions, found a mixed'),
     ('discrete', dict(policy_update_period=2), 'policy_update_period = 2 needs continuous actions'),

@@ -54,7 +54,7 @@ def test_actions_stick_as_the_id_is_registered_which_is_logged(monkeypatch, capl
     monkeypatch.setattr(suite_ale_vector, '_vector_env_class', lambda: vector_env)
     suite_ale_vector.load(name, **arguments)
     assert probabilities == [expected]
-    assert any('actions do not stick' in line if not expected else f'{expected:g}' in line for line in caplog.messages)
+    assert any('no sticky actions' in line if not expected else f'{expected:g}' in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])

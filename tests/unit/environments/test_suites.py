@@ -317,7 +317,7 @@ class TestAtari:
         suite_gym.log_sticky_actions.cache_clear()
         caplog.set_level('INFO')
         env = suite_atari.load(name, **arguments)
-        message = f'actions stick with probability {expected:g}' if expected else 'actions do not stick'
+        message = f'sticky actions with probability {expected:g}' if expected else 'no sticky actions'
         assert [line for line in caplog.messages if line.endswith(message)]
         assert env.gym.envs[0].unwrapped.ale.getFloat('repeat_action_probability') == expected
 

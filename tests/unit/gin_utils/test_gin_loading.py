@@ -164,7 +164,7 @@ def test_a_shipped_include_is_logged_if_a_file_nearby_has_its_name(conf, near, c
     loaded = gin_utils.load(conf("include 'sac_pendulum.gin'", 'mine/deep/car.gin'))
     assert all(parsing.is_shipped(source.path) for source in loaded.sources[1:])
     assert [record.getMessage() for record in caplog.records] == [
-        "mine/deep/car.gin:1: include 'sac_pendulum.gin' is the conf that comes with alfx, "
+        "mine/deep/car.gin:1: include 'sac_pendulum.gin' is the conf shipped with alfx, "
         f'not {near}; write the path of the file to include it instead']
 
 

@@ -53,5 +53,5 @@ def test_forwarded_arguments_are_described_by_the_base_class():
 
 
 def test_a_list_in_a_docstring_begins_after_an_empty_line(reference):
-    assert list(reference.as_markdown('Either::\n- :class:`~alfx.a.B`, or\n  more\n- ``c``\n* :mod:`.d`')) == [
-        'Either:', '', '- `B`, or', '  more', '- `c`', '* `d`']
+    assert list(reference.as_markdown('Either::\n- :class:`~alfx.a.B`, or\n  more\n- ``c``\n* :mod:`alfx.d.e`')) == [
+        'Either:', '', '- `B`, or', '  more', '- `c`', '* `alfx.d.e`']
