@@ -343,7 +343,7 @@ class TestGoalReward:
         expected = (goals['achieved_goal'] == goals['desired_goal'])[..., 0].float() - 1
         expected[:, 5::6] -= 5.0
         expected[:, ::6] = 0
-        assert torch.equal(after.reward, expected) and 'the difference is kept' in caplog.text
+        assert torch.equal(after.reward, expected) and 'the difference is added to relabeled' in caplog.text
         run.reward[:] = 7.0
         buffer = stored([run], 30)
         batch, info = buffer.gather_all()

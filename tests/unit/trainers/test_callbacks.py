@@ -235,7 +235,7 @@ def test_names_and_values_that_cannot_be_logged_are_rejected():
     run = TrainingRun('', None)
     with pytest.raises(ValueError, match="'env_steps' is a column that alfx writes"):
         run.log('env_steps', 1)
-    with pytest.raises(ValueError, match="'loss/policy': names with .* are reserved for .* such as 'callback/policy'"):
+    with pytest.raises(ValueError, match="'loss/policy': 'train', .* are reserved for .* such as 'callback/policy'"):
         run.log('loss/policy', 1)
     with pytest.raises(ValueError, match="x: expected a number, found 'much'"):
         run.log('x', 'much')

@@ -1,6 +1,6 @@
 """Child processes: start, end, and the messages about them."""
-import multiprocessing
 import importlib.machinery
+import multiprocessing
 import os
 import signal
 import subprocess
