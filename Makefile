@@ -28,7 +28,7 @@ demo: install
 	@echo "The run folder is $(RUN)."
 	@echo "  watch it play  $(BIN)/python -m alfx.bin.play --root_dir $(RUN)"
 	@echo "  record a video $(BIN)/python -m alfx.bin.play --root_dir $(RUN) --record_file $(RUN)/play.mp4"
-	@echo "  train further  $(BIN)/python -m alfx.bin.train --root_dir $(RUN) --conf_param TrainerConfig.num_env_steps=150000"
+	@echo "  train longer   $(BIN)/python -m alfx.bin.train --root_dir $(RUN) --conf_param TrainerConfig.num_env_steps=150000"
 	@echo "  see the curves $(BIN)/tensorboard --logdir $(RUN)"
 
 test: install-test

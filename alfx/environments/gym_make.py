@@ -190,7 +190,8 @@ def _version(name: str) -> int:
 
 
 def _unknown(name: str) -> str:
-    suggestions = _versions(name) or nearest(name, registry)
+    latest = (max([known, *_versions(known)], key=_version) for known in nearest(name, registry))
+    suggestions = _versions(name) or [*dict.fromkeys(latest)]
     hint = f'did you mean {" or ".join(map(repr, suggestions))}?' if suggestions else (
         'gymnasium.registry lists all; to register a custom environment, import its module: '
         f"'your_module:{name}'")

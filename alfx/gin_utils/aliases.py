@@ -22,10 +22,8 @@ INSTEAD = {
     'CompositionalFC': 'write @FC, or @ParallelFC for several layers at once: sums of weights are not available',
     'CausalConv1D': 'write @FrameStacker in TrainerConfig.data_transformer_ctor to observe several past steps, or '
                     '@LSTMEncodingNetwork for a recurrent network',
-    'TransformerBlock': 'attention is not available: write @LSTMEncodingNetwork for a recurrent network, or import '
-                        'your own layer',
-    'TransformerNetwork': 'attention is not available: write @LSTMEncodingNetwork for a recurrent network, or import '
-                          'your own network',
+    **dict.fromkeys(('TransformerBlock', 'TransformerNetwork'), 'attention is not available: write '
+                    '@LSTMEncodingNetwork for a recurrent network, or import your own'),
     'SocialAttentionNetwork': 'attention is not available: write @EncodingNetwork and '
                               'EncodingNetwork.preprocessing_combiner = @NestConcat()',
     **dict.fromkeys(('LatentActorDistributionNetwork', 'RealNVPNetwork'), _FLOW),
@@ -34,9 +32,7 @@ INSTEAD = {
     # transformations of experience
     'cast_transformer': 'write @Cast() as input preprocessor of each network, for example '
                         'ActorDistributionNetwork.input_preprocessors = @Cast()',
-    'image_scale_transformer': 'write TrainerConfig.data_transformer_ctor = @ImageScaleTransformer; its parameters '
-                               'are ImageScaleTransformer.fields, ImageScaleTransformer.min and '
-                               'ImageScaleTransformer.max',
+    'image_scale_transformer': 'write TrainerConfig.data_transformer_ctor = @ImageScaleTransformer',
     'reward_clipping': 'write @RewardClipping in TrainerConfig.data_transformer_ctor, and RewardClipping.minmax',
     'reward_scaling': 'write @RewardScaling in TrainerConfig.data_transformer_ctor, and RewardScaling.scale',
     **dict.fromkeys(('NormalizeObservation', '*.norm_obs', '*.normalize_observation', '*.normalize_observations'),
@@ -70,6 +66,9 @@ INSTEAD = {
     '*.use_parallel_network': 'remove it: the networks of an ensemble are batched automatically where possible',
     'make_ddp_performer': 'remove it: gradients are averaged over processes without DistributedDataParallel',
     'PPGAuxPhaseLoss.gamma': 'remove it: the targets of the values are the returns of PPOLoss.gamma',
+    **dict.fromkeys(('load_mnist', 'load_cifar10'), 'write @load_digits, or a function of your own module'),
+    **dict.fromkeys(('*.use_wandb', '*.entity', '*.project'),
+                    "write TrainerConfig.loggers = ('tensorboard', 'wandb'): docs/trackers.md"),
     'BestEvalChecker': 'remove it with its parameter, and write TrainerConfig.callbacks = (@KeepBestCheckpoint(), ), '
                        'which needs TrainerConfig.evaluate = True',
     **dict.fromkeys(('*.device', '*.num_gpus'), 'remove it: choose the device on the command line, with --device=cuda'),

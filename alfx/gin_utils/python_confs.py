@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, Optional
 
 from . import registry, static_check, user_modules
 from .aliases import instead_of
-from .conf_error import ConfError, Problem
+from .conf_error import ConfError, Problem, hint_nearest
 from .conf_loading import import_configurables
 from .parsing import Reader, show_path
 from .reference_types import find, resolve
 
-_MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context'}
+_MOVED = {'alfx.nn': 'alfx.networks', 'alfx.math': 'alfx.utils.math_ops', 'alfx.device_ctx': 'alfx.context',
+          'alfx.utils.datagen': 'alfx.environments.datagen'}
 _ENTRY_POINTS = ('alfx', 'alfx.config_util', 'alfx.config_helpers')
 _COMPUTED = ('it exists only once a run has started: write the result, or compute it in a function of a module next to '
              'the conf, and bind @my_module.my_function()')
@@ -99,8 +100,10 @@ class Absent(Unknown):
         self.record, self.name = record, name
 
     def report(self, location: Optional[Location] = None) -> Unknown:
-        hint = instead_of(self.name) or 'docs/coming_from_alf.md lists replacements'
-        return self.record.report(f"alfx has no '{self.name}'", hint, location)
+        names = [name.rpartition('.')[2] for name in registry.registered_selectors()]
+        hint = instead_of(self.name) or hint_nearest(self.name.rpartition('.')[2], names)
+        return self.record.report(f"alfx has no '{self.name}'", hint or 'docs/coming_from_alf.md lists replacements',
+                                  location)
 
 
 class Named:
@@ -274,7 +277,7 @@ class Record:
     def pre_config(self, configs: dict[str, Any]) -> None:
         """Record values that take precedence over later definitions and bindings, as ``alf.pre_config`` does."""
         for name, value in configs.items():
-            if '.' in name:
+            if '.' in (name := name.removeprefix('_CONFIG._USER.')):
                 self.config({name: value}, mutable=False)
             else:
                 self.params[name] = value
@@ -423,7 +426,8 @@ class Record:
                 found = registry.step_function_of(selector) or inspect.unwrap(resolve(selector).wrapped)
                 self._selectors[id(found)] = selector
         path = f'{getattr(target, "__module__", "")}.{getattr(target, "__name__", "")}'
-        return self._selectors.get(id(inspect.unwrap(target))) or (path if path in selectors else '')
+        by_gin = getattr(find(path), 'selector', '') == path  # or by gin.configurable
+        return self._selectors.get(id(inspect.unwrap(target))) or (path if by_gin else '')
 
     def selector_of(self, target: Any) -> str:
         """Return the selector of a class or function of any module; '' if a conf cannot name it."""
@@ -514,6 +518,5 @@ def _has_stand_in(value: Any) -> bool:
         return True
     if isinstance(value, functools.partial):
         value = [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, dict):
-        value = value.values()
+    value = value.values() if isinstance(value, dict) else value
     return any(map(_has_stand_in, value)) if isinstance(value, (list, tuple, ValuesView)) else False

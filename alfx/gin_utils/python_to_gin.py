@@ -73,8 +73,7 @@ def convert(path: str, conf_params: Sequence[str] = ()) -> Converted:
     macros = writer.macro_lines()
     record.problems.sort(key=lambda problem: (problem.location.rpartition(':')[0], len(problem.location),
                                               problem.location))
-    head = list(_header(path))
-    head.append((f'# Converted from {os.path.basename(path)} by alfx convert', None))
+    head = [*_header(path), (f'# Converted from {os.path.basename(path)} by alfx convert', None)]
     if record.problems:
         head += [('', None), ('# Not converted; write these by hand, then delete this block:', None)]
         head += [(f'#   {line}', None) for problem in record.problems for line in str(problem).splitlines()]
@@ -83,7 +82,8 @@ def convert(path: str, conf_params: Sequence[str] = ()) -> Converted:
         head += [('', None), *((f'import {module}', None) for module in record.modules)]
     lines = head + ([('', None), *macros] if macros else []) + writer.lines
     text = '\n'.join(line for line, _ in lines) + '\n'
-    return Converted(text, record.problems + _check(text, [location for _, location in lines]), record.notes)
+    found = record.problems + _check(text, [location for _, location in lines])
+    return Converted(text, list(dict.fromkeys(found)), record.notes)  # a call can have a problem once per argument
 
 
 def _header(path: str) -> Iterator[tuple[str, Optional[Location]]]:

@@ -435,3 +435,8 @@ def test_an_environment_may_be_registered_in_another_process_only(monkeypatch):
     with pytest.raises(EnvironmentLoadError, match="register it outside of if __name__ == '__main__'"):
         suite_gym.load('CartPolle-v1')
     assert "'CartPole-v1'" in str(here.value) and '__main__' not in str(here.value)
+
+
+def test_an_unknown_id_is_answered_with_the_latest_version_of_similar_ones():
+    message = gym_make._unknown('HumanoidBulletEnv-v0')
+    assert 'Humanoid-v5' in message and '-v2' not in message and '-v3' not in message

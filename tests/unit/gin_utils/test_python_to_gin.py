@@ -633,6 +633,61 @@ EncodingNetwork.fc_layer_params = (3,)
 ''')
 
 
+def test_functions_registered_with_plain_gin_are_named(folder):
+    (folder / 'own_reward.py').write_text('''
+import gin
+
+@gin.configurable
+def own_reward_of_gin(obs, action):
+    return -obs
+''')
+    found = convert(folder, '''
+import alf
+from alf.algorithms.reward_learning_algorithm import FixedRewardFunction
+from alf.examples.own_reward import own_reward_of_gin
+alf.config('MbrlAlgorithm', reward_module=FixedRewardFunction(own_reward_of_gin))
+''')
+    assert found.problems == []
+    assert 'FixedRewardFunction.reward_func = @own_reward.own_reward_of_gin\n' in found.text
+    assert 'own_reward_of_gin' in effective(found.text)
+
+
+def test_an_unknown_class_is_reported_once_for_a_call(folder):
+    problems = [str(problem) for problem in convert(folder, '''
+import alf
+alf.config('DSacAlgorithm', target_update_tau=0.01, target_update_period=2)
+''').problems]
+    assert problems == ["x_conf.py:3: there is no configurable 'DSacAlgorithm'\n  did you mean 'SacAlgorithm'?"]
+
+
+def test_a_renamed_class_is_suggested_where_it_is_used(folder):
+    (problem,) = convert(folder, '''
+import alf
+from alf.algorithms.mpo_algorithm import MPOAlgorithm
+alf.config('TrainerConfig', algorithm_ctor=MPOAlgorithm)
+''').problems
+    assert problem.hint == "did you mean 'MpoAlgorithm'?"
+
+
+def test_modules_of_alf_that_have_moved_are_found_without_a_warning(folder, recwarn):
+    found = convert(folder, '''
+import alf
+from alf.utils import datagen
+alf.config('HyperNetwork', data_creator=datagen.load_test)
+''')
+    assert found.problems == [] and not [w for w in recwarn if 'datagen' in str(w.message)]
+
+
+@pytest.mark.parametrize('prefix', ['', '_CONFIG._USER.'])
+def test_names_of_the_conf_can_be_set_as_in_alf(prefix, folder):
+    found = convert(folder, '''
+import alf
+alf.define_config('steps', 8)
+alf.config('TrainerConfig', unroll_length=2 * alf.get_config_value('_CONFIG._USER.steps'))
+''', f'{prefix}steps=3')
+    assert found.problems == [] and 'TrainerConfig.unroll_length = 6\n' in found.text
+
+
 def test_parameters_of_the_command_precede_the_conf(folder):
     text = ('import alf\nn = alf.define_config("n", 4)\nflag = alf.define_config("flag", True)\n'
             'alf.config("TrainerConfig", unroll_length=3, mini_batch_size=2 * n if flag else 1)')
