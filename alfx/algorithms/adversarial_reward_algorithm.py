@@ -31,7 +31,6 @@ from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.reward_learning_algorithm import RewardEstimationAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Fraction, NonNegative, check_value, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.critic_networks import CriticNetwork
@@ -71,6 +70,8 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         name: name of this algorithm.
     """
 
+    _declared_capabilities = {'trains_sequences_at_once': True}  # for the discriminator
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  demonstrations: str | Sequence[str] = (), reward_form: str = 'positive',
                  gradient_penalty: NonNegative = 0.0, name: str = 'AdversarialReward'):
@@ -79,10 +80,6 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         self._demonstrations = Demonstrations(demonstrations, type(self).__name__)
         self._encoder = SimpleActionEncoder(action_spec)
         self._reward_form, self._gradient_penalty = reward_form, gradient_penalty
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; the discriminator trains on whole sequences at once."""
-        return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Reject on-policy training: steps are rewarded as they are read from a replay buffer.

@@ -187,13 +187,18 @@ class Algorithm(TrainingMethods, AlgorithmInterface):
         numbers or keeps statistics. A class outside of alfx has them only if it overrides this method, because only its
         author knows whether its updates can be traced.
         """
-        return Capabilities(
+        own = Capabilities(
             traceable_update=self.updates_are_traceable and is_traceable(self),
             trains_sequences_at_once=not nest.flatten(self._train_state_spec),
             trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
             postprocesses_unrolls=is_overridden(type(self), 'postprocess_unroll'),
             traceable_prediction=has_traceable_prediction(self),
             has_offline_hooks=self._has_offline_hooks())
+        for cls in reversed(type(self).__mro__):
+            own = own._replace(**vars(cls).get('_declared_capabilities', {}))
+        return own
+
+    _declared_capabilities: Mapping[str, bool] = {}  # those of all objects of a class; read by own_capabilities
 
     _delegates_offline = True  # set in a class whose offline hooks only forward to other algorithms
 
@@ -430,9 +435,11 @@ class Algorithm(TrainingMethods, AlgorithmInterface):
             if optimizer is not None and owned is not None:
                 self.add_optimizer(optimizer, [owned])
 
+    _not_trained: tuple[str, ...] = ()  # attributes whose parameters are not trained here, such as target networks
+
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Return the names of attributes whose parameters are not trained here, such as target networks."""
-        return []
+        return list(self._not_trained)
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
         """Return the optimizers of this algorithm.

@@ -92,6 +92,7 @@ class BootstrappedAlgorithm(Algorithm):
     computed at once, there is no state.
     """
 
+    _not_trained: tuple[str, ...] = ('_target_critic_networks', )
     _train_actor_on_last_step = True  # compute policy_loss at the last step of a sequence
     _critic_networks: Any
     _update_target: TargetUpdater | None
@@ -123,10 +124,6 @@ class BootstrappedAlgorithm(Algorithm):
         critics = self._critic_networks
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
         self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=tau, period=period)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the name of the target critics."""
-        return ['_target_critic_networks']
 
     @property
     def updates_are_traceable(self) -> bool:

@@ -23,7 +23,6 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, NonNegative, configurable, problem_at, takes_arguments_of
 from alfx.networks.action_specs import check_actor, refuse_discrete_actions
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -59,6 +58,8 @@ class CausalBcAlgorithm(BcAlgorithm):
         ConfError: an action is discrete, a network is of the wrong kind, or a weight is negative.
     """
 
+    _declared_capabilities = {'needs_two_steps': True}  # the loss is of pairs of steps
+
     @takes_arguments_of(
         BcAlgorithm, defaults={'name': 'CausalBcAlgorithm'},
         after={'discriminator_network_cls': 'actor_network_cls', 'discriminator_optimizer': 'actor_optimizer'})
@@ -81,10 +82,6 @@ class CausalBcAlgorithm(BcAlgorithm):
         self._discriminator_network = discriminator
         self._add_given_optimizers((discriminator_optimizer, discriminator))
         self._f_norm_penalty_weight, self._bc_weight = f_norm_penalty_weight, bc_regulatization_weight
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities of behavior cloning; in addition the loss needs pairs of steps."""
-        return super().own_capabilities()._replace(needs_two_steps=True)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """Compute a :class:`BcInfo`, from which the losses of pairs of steps are computed; the output is the recorded

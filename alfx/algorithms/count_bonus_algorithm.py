@@ -22,7 +22,6 @@ from alfx import context, nest
 from alfx.algorithms.base.observation_grid import ObservationGrid
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Positive, Range, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
@@ -59,6 +58,8 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         ValueError: the observations do not fit a grid, or the grid is too large.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # nothing is trained
+
     _counts: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
@@ -90,10 +91,6 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
     def counts(self) -> Tensor:
         """Number of visits to each cell, int64 ``[C]``."""
         return self._counts
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable because nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class DaggerAlgorithm(BcAlgorithm):
         ConfError: there is no expert, or it is recurrent.
     """
 
+    _not_trained = ('_expert', )
+
     @takes_arguments_of(BcAlgorithm, defaults={'name': 'DaggerAlgorithm'}, after={'expert_cls': 'reward_spec'})
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
                  expert_cls: Callable[..., Any] | None = None,
@@ -63,10 +65,6 @@ class DaggerAlgorithm(BcAlgorithm):
         """Return the capabilities of the parts without the expert, which is not trained."""
         return {part: capabilities for part, capabilities in super()._capabilities_of_parts().items()
                 if part is not self._expert}
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attribute of the expert."""
-        return ['_expert']
 
     def check_config(self, config: TrainerConfig) -> None:
         """Accept any configuration: the expert always provides actions to clone."""

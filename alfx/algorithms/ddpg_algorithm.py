@@ -108,6 +108,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         SpecError: an action is discrete, or has no finite bounds.
     """
 
+    _not_trained = ('_target_actor_network', '_target_critic_networks')
     predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -173,10 +174,6 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             self._policy = self.recorded(self._best_action, *self._acting_networks())
             if getattr(type(exploration), 'forward', None) is GaussianNoise.forward and exploration.state_spec == ():
                 self._noisy_policy = self.recorded(self._noisy_action, *self._acting_networks(), exploration)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attributes of the target networks."""
-        return ['_target_actor_network', '_target_critic_networks']
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the state of the actor."""

@@ -22,7 +22,6 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
@@ -80,6 +79,8 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         ValueError: an inner algorithm or data transformer does not support repetitions; the message gives the reason.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # the parts restrict it
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
                  K: Count = 5, rl_algorithm_cls: Callable[..., Any] = SacAlgorithm,
@@ -117,10 +118,6 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         self._K = K
         self._gamma = gamma
         self._blank_infos: dict[int, Any] = {}
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the most general capabilities, which the parts restrict."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def _parts(self) -> list[Algorithm]:
         """Return the parts in the order of a step."""

@@ -22,7 +22,6 @@ from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import (ConfError, Count, NonNegative, Positive, check_value, configurable, log_unused,
                             non_default, problem_at)
 from alfx.layers.weights import Activation
@@ -125,6 +124,8 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         ConfError: arguments contradict each other or the data.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # a critic restricts it
+
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
                  input_tensor_spec: TensorSpec | None = None, output_dim: Count | None = None, param_net: Any = None,
                  conv_layer_params: Sequence[tuple] | None = None,
@@ -176,10 +177,6 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         network.prepare(num_particles)
         if logging_network:
             log_network(name, network)
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable unless a critic is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def param_net(self) -> StackedParameters:

@@ -31,7 +31,6 @@ from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, NonNegative, configurable, log_unused, non_default, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -93,6 +92,9 @@ class Generator(Algorithm):
     Raises:
         ConfError: arguments contradict each other.
     """
+
+    _declared_capabilities = {'traceable_update': True}  # a critic and inverse products restrict it
+    _not_trained = ('_average_net', )
 
     def __init__(self, output_dim: Count, noise_dim: Count = 32, input_tensor_spec: NestedTensorSpec = None,
                  hidden_layers: Sequence[Count] | None = (256, ), net: Network | None = None,
@@ -162,13 +164,6 @@ class Generator(Algorithm):
             size = noise_dim if self._block else output_dim
             self._inverse_mvp = InverseMVPAlgorithm(noise_dim, size, inverse_mvp_hidden_size, inverse_mvp_hidden_layers,
                                                     optimizer=inverse_mvp_optimizer)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_average_net']
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable unless a critic or inverse products are trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def noise_dim(self) -> int:

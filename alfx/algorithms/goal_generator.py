@@ -11,7 +11,6 @@ from torch import Tensor
 
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
 
@@ -27,6 +26,8 @@ class _RandomGoalGenerator(RLAlgorithm):
 
     A subclass defines how goals are sampled; it never samples zeros, which stand for "no goal yet".
     """
+
+    _declared_capabilities = {'trains_sequences_at_once': True}  # goals are in rollout_info
 
     def __init__(self, observation_spec: NestedTensorSpec, goal_spec: BoundedTensorSpec, name: str):
         super().__init__(observation_spec=observation_spec, action_spec=goal_spec,
@@ -68,10 +69,6 @@ class _RandomGoalGenerator(RLAlgorithm):
         """
         goal = rollout_info.goal
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; sequences are trained on at once, with the goals in ``rollout_info``."""
-        return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Return an empty ``LossInfo``: nothing is trained."""

@@ -70,10 +70,6 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
         """Compute ``train_step`` of all steps: ``info`` is a ``LossInfo`` of zeros ``[T, B]``."""
         return self.train_step(inputs)
 
-    def calc_loss(self, info: LossInfo) -> LossInfo:
-        """Return zeros ``[T, B]``: nothing is minimized."""
-        return info
-
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
         """Return 0: nothing is trained."""
         return 0

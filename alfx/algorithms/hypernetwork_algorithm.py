@@ -22,7 +22,6 @@ from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles import particle_vi
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, NonNegative, Positive, check_value, configurable, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -95,6 +94,8 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         ConfError: arguments contradict each other or the data.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # the parts of the generator restrict it
+
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
                  input_tensor_spec: TensorSpec | None = None, output_dim: Count | None = None,
                  conv_layer_params: Sequence[tuple] | None = None,
@@ -151,10 +152,6 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
             inverse_mvp_optimizer=inverse_mvp_optimizer, lambda_optimizer=lambda_optimizer)
         if logging_network:
             log_network(name, self._param_net)
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable if the parts of the generator are."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def graph_key(self) -> Hashable:
@@ -327,11 +324,8 @@ def spread_as_initial(generator: nn.Module, network: StackedParameters, num_samp
     weight, bias = list(generator.parameters())[-2:]
     with torch.no_grad():
         initial = network.initial_parameters(num_samples)
-        begin = 0
-        for shape in network.shapes:
-            size = torch.Size(shape).numel()
-            part = initial[:, begin:begin + size]
+        sizes = [torch.Size(shape).numel() for shape in network.shapes]
+        for rows, biases, part in zip(weight.split(sizes), bias.split(sizes), initial.split(sizes, 1)):
             # hidden layers keep the variance of the noise, which is 1
-            weight[begin:begin + size].normal_(0, max(float(part.std()), 1e-3) / weight.shape[1]**0.5)
-            bias[begin:begin + size] = part[0] if float(part.std()) < 1e-6 else 0.0
-            begin += size
+            rows.normal_(0, max(float(part.std()), 1e-3) / weight.shape[1]**0.5)
+            biases[:] = part[0] if float(part.std()) < 1e-6 else 0.0

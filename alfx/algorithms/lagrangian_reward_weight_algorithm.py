@@ -30,7 +30,6 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.environment_rewards import environment_reward, require_environment_rewards
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Positive, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, TensorSpec
 from alfx.utils.averager import EMAverager
@@ -66,6 +65,9 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         ValueError: the reward has rank 0, or an argument is out of range or its length is not K.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # it takes no part in updates
+    _not_trained = ('_untransformed_weights', )  # only after_train_iter trains them
+
     def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
                  init_weights: float | Sequence[float] = 1.0, max_weight: Positive | None = None,
                  reward_weight_normalization: bool = True, lambda_transform: Callable[[Tensor], Tensor] = F.softplus,
@@ -94,17 +96,9 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
 
     # Weights ---------------------------------------------------------------------------------------------------
 
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attribute of the weights, which only :meth:`after_train_iter` trains."""
-        return ['_untransformed_weights']
-
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
         """Return the optimizer for checkpoints, but not for the updates of the agent."""
         return [self._weight_optimizer] if include_ignored_attributes or not recurse else []
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; updates are traceable because this algorithm takes no part in them."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def reward_weights(self) -> Tensor:

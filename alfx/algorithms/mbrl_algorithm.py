@@ -27,7 +27,6 @@ from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction
 from alfx.algorithms.world_models import LearnsModel, reject_observation_transformers, termination_function
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, Count, Fraction, configurable, problem_at, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
@@ -73,6 +72,8 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         SpecError: the planner or the model cannot work with the specs.
     """
 
+    _declared_capabilities = {'traceable_update': True, 'trains_sequences_at_once': True}  # the modules restrict it
+
     _no_info = MbrlInfo()
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, reward_module: Any,
@@ -115,10 +116,6 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     def _make_dynamics(self, ctor: Callable[..., DynamicsLearningAlgorithm] | None, feature_spec: Any,
                        action_spec: BoundedTensorSpec) -> DynamicsLearningAlgorithm | None:
         return (ctor or DeterministicDynamicsAlgorithm)(feature_spec=feature_spec, action_spec=action_spec)
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the most general capabilities, which the modules restrict."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def check_config(self, config: TrainerConfig) -> None:
         """Reject transformers of observations if the reward or the end of an episode is a given function of them."""

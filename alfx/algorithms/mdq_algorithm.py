@@ -94,6 +94,7 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ValueError: ``distill_noise`` is negative, or ``critic_network`` is not an ``MdqCriticNetwork``.
     """
 
+    _not_trained = ('_target_free_form', )
     predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -122,9 +123,6 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._distill_noise = distill_noise
         self._bounds = ActionBounds(action_spec, name)
         self._add_given_optimizers((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha))
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_target_free_form']
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the empty state."""

@@ -69,6 +69,8 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         SpecError: the observation is not a vector of floats.
     """
 
+    _not_trained = ('_world_model', )
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  rl_algorithm_cls: Callable[..., Any], reward_spec: TensorSpec = TensorSpec(()),
                  model_optimizer: Any = None, dynamics_module_ctor: Callable[..., Any] | None = None,
@@ -104,9 +106,6 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     # Parts and configuration -----------------------------------------------------------------------------------
 
     _delegates_offline = True
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_world_model']
 
     @property
     def world_model(self) -> WorldModel:

@@ -33,7 +33,6 @@ from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, NonNegative, Range, configurable
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
@@ -365,6 +364,8 @@ class MoNetRepresentationLearner(Algorithm):
         SpecError: there is no image, or the segmentation does not match it.
     """
 
+    _declared_capabilities = {'traceable_update': True}  # MoNetAlgorithm restricts it
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = (),
                  reward_spec: TensorSpec = TensorSpec(()), monet_cls: Callable[..., MoNetAlgorithm] = MoNetAlgorithm,
                  image_field: str = 'image', mask_field: str = 'mask', optimizer: Any = None,
@@ -390,10 +391,6 @@ class MoNetRepresentationLearner(Algorithm):
     def output_spec(self) -> TensorSpec:
         """Spec of the representation: float32 ``(n_slots, slot_size)``."""
         return self._output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the most general capabilities, which ``MoNetAlgorithm`` restricts."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Set ``on_policy`` of this algorithm and of the ``MoNetAlgorithm``."""

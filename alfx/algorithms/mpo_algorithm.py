@@ -126,6 +126,8 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         SpecError: actions, rewards or policies of a kind that is not supported.
     """
 
+    _not_trained = ('_target_actor_network', '_target_critic_networks')
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
@@ -183,7 +185,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._calculate_priority = calculate_priority
         self._mstep_iterations = mstep_iterations
         self._actor_optimizer = actor_optimizer
-        self._train_actor_on_first_step = train_actor_on_first_step
+        self._bootstraps_from_first_step = train_actor_on_first_step  # the actions evaluated there serve both
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
@@ -218,10 +220,6 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
         self._update_target_actor = TargetUpdater(actor, self._target_actor_network, *actor_update)
         self._update_target_critics = TargetUpdater(critics, self._target_critic_networks, *critic_update)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the names of the target networks."""
-        return ['_target_actor_network', '_target_critic_networks']
 
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]
@@ -319,10 +317,6 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             target_distribution=target_distribution, samples=samples, sample_values=sample_values, critics=terms.values,
             target_value=target_value)
 
-    @property
-    def _bootstraps_from_first_step(self) -> bool:  # type: ignore[override]
-        return self._train_actor_on_first_step  # the evaluated actions serve both
-
     def _values_of(self, network: Any, observation: NestedTensor, action: NestedTensor,
                    state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Return the values ``[B, n]`` or ``[B, n, K]`` of actions according to ``network``, and its next state."""
@@ -361,7 +355,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                          action_distribution=info.action_distribution, target_distribution=info.target_distribution,
                          samples=info.samples, sample_values=info.sample_values)
         mask = (info.step_type != StepType.LAST).to(info.sample_values.dtype)
-        if self._train_actor_on_first_step or mask.shape[0] == 1:
+        if self._bootstraps_from_first_step or mask.shape[0] == 1:
             return states, mask
         return nest.map_structure(lambda x: x[1:], states), mask[1:]
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import (ConfError, Count, Fraction, NonNegative, Positive, Range, check_value, configurable,
                             problem_at, takes_arguments_of)
 from alfx.optimizers.traj_optimizers import (CEMOptimizer, CostFunction, ICEMOptimizer, MPPIOptimizer, RandomOptimizer,
@@ -49,6 +48,8 @@ class PlanAlgorithm(OffPolicyAlgorithm):
         SpecError: the action is discrete, nested or unbounded.
     """
 
+    _declared_capabilities = {'traceable_update': True, 'trains_sequences_at_once': True}  # nothing to train
+
     def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), planning_horizon: Count = 25,
                  upper_bound: float | None = None, lower_bound: float | None = None, name: str = 'PlanningAlgorithm'):
@@ -66,10 +67,6 @@ class PlanAlgorithm(OffPolicyAlgorithm):
         self.register_buffer('_lower_bound', torch.from_numpy(bounds[0].copy()), persistent=False)
         self.register_buffer('_upper_bound', torch.from_numpy(bounds[1].copy()), persistent=False)
         self._action_sequence_cost_func: CostFunction | None = None
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; a planner has nothing to train."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def set_action_sequence_cost_func(self, action_seq_cost_func: Callable[[NestedTensor, Tensor], Tensor]) -> None:
         """Set the function to minimize: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""

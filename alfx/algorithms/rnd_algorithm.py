@@ -72,6 +72,8 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         SpecError: the outputs of the two networks differ in shape.
     """
 
+    _not_trained = ('_target_net', '_encoder_net')
+
     def __init__(self, target_net: NetworkOrConstructor, predictor_net: NetworkOrConstructor,
                  encoder_net: NetworkOrConstructor | None = None, reward_adapt_speed: Positive | None = None,
                  observation_adapt_speed: Positive | None = None, observation_spec: NestedTensorSpec | None = None,
@@ -118,10 +120,6 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             if network is not None:
                 network.eval()
         return self
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the names of the random networks."""
-        return ['_target_net', '_encoder_net']
 
     def own_capabilities(self) -> Capabilities:
         """Return the capabilities; updates are traceable unless a layer draws random numbers or keeps statistics."""

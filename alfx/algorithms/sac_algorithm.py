@@ -133,6 +133,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ValueError: arguments contradict each other or are out of range.
     """
 
+    _not_trained = ('_target_critic_networks', '_prior_actor')
     predicts_from_observation = True
 
     _log_alpha: Any
@@ -232,9 +233,6 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     _num_outputs: int | None = None  # of a critic with a distribution of values, set by a subclass
     _has_temperature = True  # False in a subclass without entropy regularization
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_target_critic_networks', '_prior_actor']
 
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]

@@ -29,7 +29,6 @@ from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import Count, Fraction, NonNegative, Positive, configurable, log_unused, non_default
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
@@ -106,6 +105,9 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         ValueError: arguments contradict each other or are out of range.
     """
 
+    _declared_capabilities = {'needs_two_steps': True}  # both of a transition
+    _not_trained = ('_target_critic_networks', '_smoothed_actor_network')
+
     predicts_from_observation = True
 
     _target_entropy: float
@@ -174,13 +176,6 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             if is_set:
                 raise ValueError(f'{self._name}.{argument} has no effect without an entropy: {reason}')
         log_unused('SarsaAlgorithm', [] if alpha_optimizer is None else ['alpha_optimizer'], reason)
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; a sequence has to hold both steps of a transition."""
-        return super().own_capabilities()._replace(needs_two_steps=True)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_target_critic_networks', '_smoothed_actor_network']
 
     def convert_train_state_to_predict_state(self, state: Any) -> Any:
         """Return the state of the actor."""

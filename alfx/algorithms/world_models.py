@@ -19,7 +19,6 @@ from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorit
 from alfx.algorithms.reward_learning_algorithm import LearnedReward
 from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import masked_loss
 from alfx.gin_utils import ConfError, problem_at
 from alfx.gin_utils.value_checks import check_value
@@ -120,6 +119,8 @@ class WorldModel(LearnsModel):
         owner: name of the class with these arguments, for error messages.
     """
 
+    _declared_capabilities = {'traceable_update': True, 'trains_sequences_at_once': True}  # the modules restrict it
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
                  dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None, reward_module: Any,
                  termination_fn: Callable[[Tensor], Tensor] | str, optimizer: Any, name: str = 'WorldModel',
@@ -135,10 +136,6 @@ class WorldModel(LearnsModel):
         self._reward_module = reward_module
         self._termination_fn = termination_function(owner, termination_fn)
         optimizer.add_param_group({'params': [p for p in self.parameters() if p.requires_grad]})
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the most general capabilities, which the modules restrict."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     @property
     def dynamics(self) -> DynamicsLearningAlgorithm:

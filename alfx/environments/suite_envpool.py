@@ -15,7 +15,7 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError, nearest
-from alfx.environments.gym_wrappers import is_channels_last_image
+from alfx.environments.image_spaces import box_like, is_channels_last_image, require_box
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.gin_utils.value_checks import StepLimit
@@ -149,7 +149,8 @@ class EnvPoolVectorEnv(VectorEnv):
         leaves = [leaf for _, leaf in flatten_space(space)]
         self._turned = [image_channel_first and is_channels_last_image(leaf) for leaf in leaves]
         self.single_observation_space = unflatten_sample(space, [
-            _channel_first(leaf) if turned else leaf for leaf, turned in zip(leaves, self._turned)])
+            box_like(require_box(leaf, self), lambda bound: np.moveaxis(bound, -1, -3)) if turned else leaf
+            for leaf, turned in zip(leaves, self._turned)])
         if isinstance(self.single_observation_space, dict):
             self.single_observation_space = spaces.Dict(self.single_observation_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -311,11 +312,6 @@ def _make(maker: Any, name: str, options: dict[str, Any]) -> Any:
         return maker(name, **options)
     except (ImportError, AssertionError, ValueError, TypeError, RuntimeError, OSError) as error:
         raise EnvironmentLoadError(f'EnvPool cannot create {name}: {error}') from error
-
-
-def _channel_first(space: spaces.Space) -> spaces.Box:
-    assert isinstance(space, spaces.Box)
-    return spaces.Box(np.moveaxis(space.low, -1, -3), np.moveaxis(space.high, -1, -3), dtype=space.dtype.type)
 
 
 def _flat(infos: dict[str, Any]) -> dict[str, Any]:

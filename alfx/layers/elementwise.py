@@ -290,8 +290,6 @@ class Detach(ElementwiseLayerBase):
 
     def forward(self, inputs: NestedTensor) -> NestedTensor:
         """Return ``inputs`` without gradient."""
-        if isinstance(inputs, torch.Tensor):
-            return inputs.detach()
         return nest.map_structure(torch.Tensor.detach, inputs)
 
 

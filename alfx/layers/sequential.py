@@ -26,8 +26,7 @@ def reset_parameters(module: nn.Module) -> None:
     own = list(module._parameters)
     if own:
         raise ValueError(f'cannot reset the parameters {own} of {type(module).__name__}: it has no reset_parameters()')
-    for child in module.children():
-        reset_parameters(child)
+    _reset_children(module)
 
 
 def copy_module(module: Any) -> Any:

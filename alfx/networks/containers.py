@@ -6,20 +6,13 @@ from alfx import nest
 from alfx.layers import make_parallel_input, make_parallel_spec, out_of_place
 from alfx.layers.sequential import branches, keep_shared, parallel_elements
 from alfx.layers.steps import Results, add_child, parse_steps, register_steps
-from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wrap_as_network
+from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, known_input_spec, wrap_as_network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec
 
 
 def _combined_state_spec(specs: Nested) -> NestedTensorSpec:
     """Return the nest of the state specs of the parts, or ``()`` if no part is recurrent."""
     return specs if nest.flatten(specs) else ()
-
-
-def _known_input_spec(input_tensor_spec: NestedTensorSpec | None, module: Any, name: str) -> NestedTensorSpec:
-    spec = get_input_tensor_spec(module) if input_tensor_spec is None else input_tensor_spec
-    if spec is None:
-        raise ValueError(f'{name}: input_tensor_spec is required, because {module!r} does not define its input spec')
-    return spec
 
 
 class Sequential(Network):
@@ -47,7 +40,7 @@ class Sequential(Network):
             raise ValueError(f'{name}: input_tensor_spec is required, because the first element selects from the input')
         elements = [step.module for step in steps]
         state_spec = _combined_state_spec(tuple(x.state_spec if isinstance(x, Network) else () for x in elements))
-        super().__init__(_known_input_spec(input_tensor_spec, steps[0].module, name), state_spec, name)
+        super().__init__(known_input_spec(input_tensor_spec, steps[0].module, f'{name}: '), state_spec, name)
         self._output = output
         self._has_state = state_spec != ()
         self._is_chain = output == '' and all(step.inputs is None for step in steps)

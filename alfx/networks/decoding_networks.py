@@ -41,11 +41,13 @@ def vector_spec(size: int | TensorSpec, where: str) -> TensorSpec:
 def _image_from_vector(size: int, shape: tuple[int, int, int], fc_layer_params: Sequence[int] | None,
                        activation: Activation, kernel_initializer: Initializer | None) -> list[nn.Module]:
     """Create fully connected layers of these sizes for ``[B, size]``, and a last one that outputs ``[B, *shape]``."""
-    modules: list[nn.Module] = []
-    for width in (*(fc_layer_params or ()), TensorSpec(shape).numel):
-        modules.append(FC(size, width, activation, kernel_initializer=kernel_initializer))
-        size = width
-    return [*modules, Reshape(*shape)]
+    widths = (*(fc_layer_params or ()), TensorSpec(shape).numel)
+    return [*_fc_layers(size, widths, activation, kernel_initializer), Reshape(*shape)]
+
+
+def _fc_layers(size: int, widths: Sequence[int], activation: Activation,
+               kernel_initializer: Initializer | None = None) -> list[nn.Module]:
+    return [FC(*sizes, activation, kernel_initializer=kernel_initializer) for sizes in zip((size, *widths), widths)]
 
 
 @configurable(module=_MODULE)
@@ -82,9 +84,7 @@ class ImageDecodingNetwork(LayersNetwork):
         modules = _image_from_vector(spec.numel, start, preprocess_fc_layer_params, activation, kernel_initializer)
         channels = start_decoding_channels
         for i, params in enumerate(transconv_layer_params):
-            filters, kernel, strides = params[:3]
-            padding = params[3] if len(params) > 3 else 0
-            output_padding = params[4] if len(params) > 4 else 0
+            filters, kernel, strides, padding, output_padding = (*params, 0, 0)[:5]
             if same_padding:
                 rows, columns = pair(kernel)
                 padding = (rows - 1) // 2, (columns - 1) // 2
@@ -280,14 +280,10 @@ def SpatialBroadcastDecodingNetwork(input_size: Count | TensorSpec, output_heigh
     if not conv_layer_params:
         raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
     spec = vector_spec(input_size, name)
-    layers: list[nn.Module] = []
-    size = spec.numel
-    for width in fc_layer_params or ():
-        layers.append(FC(size, width, activation))
-        size = width
+    layers = _fc_layers(spec.numel, fc_layer_params or (), activation)
     canvas = [output_height, output_height if output_width is None else output_width]
     convolutions: list[nn.Module] = []
-    channels = size + 2
+    channels = (fc_layer_params[-1] if fc_layer_params else spec.numel) + 2  # and the coordinates
     for i, params in enumerate(conv_layer_params):
         if not 3 <= len(params) <= 4 or pair(params[2]) != (1, 1):
             raise ValueError(f'{name}: conv_layer_params[{i}]: expected (filters, kernel_size, strides[, padding]) '

@@ -109,7 +109,7 @@ def _advice_for_integers(spec: TensorSpec) -> str:
 
 
 @configurable
-class EncodingNetwork(PreprocessorNetwork):
+class EncodingNetwork(PreprocessorNetwork, LayersNetwork):
     """Encoder with optional preprocessing, convolutions and fully connected layers, in this order.
 
     Images and other tensors are flattened before the fully connected layers.
@@ -221,10 +221,6 @@ class EncodingNetwork(PreprocessorNetwork):
             self._output_spec = TensorSpec(output_tensor_spec.shape)
             modules.append(Reshape(*output_tensor_spec.shape))
         self._set_layers(modules)
-
-    def _set_layers(self, modules: list[Any]) -> None:
-        self._layers = nn.ModuleList(modules)
-        self._chain = modules
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Map a nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""

@@ -30,7 +30,7 @@ from alfx import context
 from alfx.gin_utils import Count, PositiveFraction, configurable
 from alfx.layers import FC
 from alfx.nest import map_structure
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent, select
 
 
 def content_weights(keys: torch.Tensor, memory: torch.Tensor, scale: float | torch.Tensor, normalize: bool = True,
@@ -110,11 +110,8 @@ class Memory:
         Args:
             reset_mask: bool ``[B]``, True for memories to empty; ``None`` empties all.
         """
-        def emptied(x: torch.Tensor) -> torch.Tensor:
-            zeros = torch.zeros_like(x)
-            return zeros if reset_mask is None else torch.where(reset_mask.reshape(-1, *(1, ) * (x.ndim - 1)), zeros, x)
-
-        self._states = map_structure(emptied, self.states)
+        zeros = map_structure(torch.zeros_like, self.states)
+        self._states = zeros if reset_mask is None else select(reset_mask, zeros, self.states)
 
     def read(self, keys: torch.Tensor, scale: float | torch.Tensor | None = None) -> torch.Tensor:
         """Read by each key.

@@ -389,6 +389,18 @@ def get_input_tensor_spec(net: Any) -> NestedTensorSpec | None:
     return get_input_tensor_spec(net[0]) if isinstance(net, nn.Sequential) and len(net) > 0 else None
 
 
+def known_input_spec(input_tensor_spec: NestedTensorSpec | None, module: Any, where: str = '') -> NestedTensorSpec:
+    """Return ``input_tensor_spec``, or if it is ``None`` the input spec of ``module``.
+
+    Raises:
+        ValueError: both are unknown; the message begins with ``where``.
+    """
+    spec = get_input_tensor_spec(module) if input_tensor_spec is None else input_tensor_spec
+    if spec is None:
+        raise ValueError(f'{where}input_tensor_spec is required, because {module!r} does not define its input spec')
+    return spec
+
+
 def wrap_as_network(net: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:
     """Return ``net`` if it is a network, otherwise wrap it in a :class:`NetworkWrapper`.
 
@@ -401,10 +413,7 @@ def wrap_as_network(net: Any, input_tensor_spec: NestedTensorSpec | None) -> Net
     """
     if isinstance(net, Network):
         return net
-    spec = get_input_tensor_spec(net) if input_tensor_spec is None else input_tensor_spec
-    if spec is None:
-        raise ValueError(f'input_tensor_spec is required, because {net!r} does not define its input spec')
-    return NetworkWrapper(net, spec)
+    return NetworkWrapper(net, known_input_spec(input_tensor_spec, net))
 
 
 class BatchSquashNetwork(Network):

@@ -64,10 +64,8 @@ def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
 def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
     """Select the entry of ``action`` ``[B]`` along ``dim`` of ``outputs`` ``[B, ..., A, ...]``; drops that
     dimension."""
-    shape = list(outputs.shape)
-    shape[dim] = 1
     index = action.reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs.gather(dim, index.expand(shape)).squeeze(dim)
+    return outputs.take_along_dim(index, dim).squeeze(dim)
 
 
 def first_step_only(x: Tensor) -> Tensor:

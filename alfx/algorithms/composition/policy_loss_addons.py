@@ -100,6 +100,8 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         ValueError: the other policy is recurrent.
     """
 
+    _not_trained = ('_other_network', )
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
                  checkpoint_path: str | None = None, checkpoint_prefix: str = 'alg._rl_algorithm._actor_network',
@@ -117,10 +119,6 @@ class DivergenceFromPolicy(PolicyLossAddOn):
         self._scales = [deterministic_stddev * action_range(spec, owner, 'distances are in units of half the range')[1]
                         if spec.is_continuous else None for spec in nest.flatten(action_spec)]
         self._num_samples = num_samples
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the attribute of the other policy."""
-        return ['_other_network']
 
     def _preload(self) -> None:
         if self._source is not None:

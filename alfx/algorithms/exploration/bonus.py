@@ -24,7 +24,6 @@ from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm
                                                         output_tensor_spec, rows)
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.capabilities import Capabilities
 from alfx.engine.loss_reduction import NonFiniteLossError
 from alfx.gin_utils import ConfError, Fraction, configurable, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -69,6 +68,9 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
     Raises:
         ConfError: there are no factors, or they are incompatible with the models or with ``rewards``.
     """
+
+    _declared_capabilities = {'traceable_update': True}  # the models restrict it
+    _not_trained = ('_random_network', )
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
                  factors: Sequence[Callable[..., Any]] = (), inverse_model: Callable[..., Any] | None = None,
@@ -117,14 +119,6 @@ class ExplorationBonus(IntrinsicRewardAlgorithm):
         super().set_on_policy(is_on_policy)
         for part in self._trained_parts:
             part.set_on_policy(is_on_policy)
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Return the name of the random network."""
-        return ['_random_network']
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; those of the models are joined."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def check_use(self, rl_algorithm: Any, config: Any) -> None:
         """Reject ``rewards = 'sampled'`` for an algorithm without a replay buffer, for relabeled goals, and for

@@ -9,7 +9,6 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.containers import AlgorithmContainer
 from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.data_structures import AlgStep, TimeStep
-from alfx.engine.capabilities import Capabilities
 from alfx.gin_utils import ConfError, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.schedulers import as_scheduler
@@ -30,6 +29,8 @@ class RewardMixture(AlgorithmContainer):
         ConfError: two modules have the same name, or a module rewards stored steps.
     """
 
+    _declared_capabilities = {'traceable_update': True, 'trains_sequences_at_once': True}  # the modules restrict it
+
     def __init__(self, modules: Sequence[Algorithm]):
         names = [module.name for module in modules]
         for name in names:
@@ -44,10 +45,6 @@ class RewardMixture(AlgorithmContainer):
         specs: dict[str, Any] = {spec: {name: getattr(part, spec) for name, part in parts.items()} for spec in (
             'train_state_spec', 'rollout_state_spec', 'predict_state_spec')}
         super().__init__(parts, **specs, name='RewardMixture')
-
-    def own_capabilities(self) -> Capabilities:
-        """Return the capabilities; those of the modules are joined."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     @property
     def modules_by_name(self) -> dict[str, Any]:
