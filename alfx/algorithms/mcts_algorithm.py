@@ -101,9 +101,10 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         pb_c_base: c2 of the pUCT rule.
         discount: discount factor of the rewards.
         is_two_player_game: search a zero-sum game of two players who take turns.
-        visit_softmax_temperature_fn: called with the numbers of steps ``[B]``, returns temperatures t ``[B]``; actions
-            are chosen with probabilities proportional to ``visits ** (1 / t)``, or to ``policy ** (1 / t)`` with
-            ``act_with_exploration_policy``. Not used with ``root_search='gumbel'``.
+        visit_softmax_temperature_fn: called with the numbers of steps ``[B]``, returns temperatures t, ``[B]`` or one
+            number; actions are chosen with probabilities proportional to ``visits ** (1 / t)``, or to
+            ``policy ** (1 / t)`` with ``act_with_exploration_policy``; 0 chooses the most probable one. Not used with
+            ``root_search='gumbel'``.
         model: an ``MCTSModel``, or an object with its methods ``initial_predict`` and ``recurrent_inference``;
             ``None``: :meth:`set_model` must be called before the first step.
         keep_model_pred_state: pass the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
@@ -322,8 +323,11 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         explored = visits
         if self._act_with_exploration_policy or self._learn_with_exploration_policy:
             explored = exploration_policy(trees, self._exploration_policy_type)
-        acting = rules.visit_policy(explored if self._act_with_exploration_policy else visits,
-                                    self._temperature_fn(steps).to('cpu', torch.float64))
+        temperature = torch.as_tensor(self._temperature_fn(steps), dtype=torch.float64, device='cpu').expand(len(steps))
+        if not (temperature >= 0).all():
+            raise ValueError(f'{self._name}.visit_softmax_temperature_fn: expected temperatures of at least 0, found '
+                             f'{temperature.tolist()}')
+        acting = rules.visit_policy(explored if self._act_with_exploration_policy else visits, temperature)
         index, sampler_state = sampler(acting.to(steps.device, torch.float32), sampler_state)
         learned = explored if self._learn_with_exploration_policy else visits / visits.sum(-1, keepdim=True)
         return index, self._tempered(learned), sampler_state

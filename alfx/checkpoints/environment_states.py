@@ -57,23 +57,15 @@ def load_environment_state(checkpoint: str) -> Any:
             if not header.startswith(_ENV_MARK + checksum):
                 raise Damaged('it belongs to another checkpoint, or its first bytes are damaged')
             payload = file.read()
+        if header != _ENV_MARK + checksum + _digest(payload):
+            raise Damaged('its checksum is wrong')
+        if not hmac.compare_digest(code, _code(header)):
+            raise NoKeyError(f'it was not written with the key of this user ({user_key.path()}). If it belongs to your '
+                             'run on another machine, copy the key from there')
     except FileNotFoundError:
         return None
-    except (Damaged, OSError) as error:
+    except (Damaged, NoKeyError, OSError) as error:
         logger.warning('the environment state %s is not used, new episodes start: %s', path, error)
-        return None
-    if header != _ENV_MARK + checksum + _digest(payload):
-        logger.warning('the environment state %s is not used, new episodes start: its checksum is wrong', path)
-        return None
-    try:
-        is_own = hmac.compare_digest(code, _code(header))
-    except NoKeyError as error:
-        logger.warning('the environment state %s is not used: %s', path, error)
-        return None
-    if not is_own:
-        logger.warning('the environment state %s is not used: it was not written with the key of this user (%s). '
-                       'If it belongs to your run on another machine, copy the key from there', path,
-                       user_key.path())
         return None
     return pickle.loads(payload)
 

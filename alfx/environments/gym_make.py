@@ -106,7 +106,8 @@ def make_rendered(make: Callable[..., gymnasium.Env], render_mode: str, name: st
         if render_mode == 'human':
             raise
         env = make()
-        _log.warning('%s is created without render_mode=%r and cannot be rendered: %s', name, render_mode, error)
+        if getattr(env, 'render_mode', None) != render_mode:
+            _log.warning('%s is created without render_mode=%r and cannot be rendered: %s', name, render_mode, error)
         return env
 
 

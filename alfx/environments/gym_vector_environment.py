@@ -299,11 +299,11 @@ class GymVectorEnvironment(SpecifiedEnvironment):
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # the environment renders itself at every step
         if self._env.render_mode is None:
-            modes = self._env.metadata.get('render_modes') or []
-            remedy = ("construct it with render_mode='rgb_array'" if 'rgb_array' in modes else
-                      "its constructor must accept render_mode='rgb_array', and metadata['render_modes'] must contain "
-                      f"'rgb_array' (found {modes}). For games of suite_ale_vector, set "
-                      'create_environment.eval_env_load_fn = @suite_atari.load')
+            remedy = ("construct it with render_mode='rgb_array', which its constructor has to accept and keep as "
+                      "self.render_mode; metadata['render_modes'] has to contain 'rgb_array' (found "
+                      f"{self._env.metadata.get('render_modes') or []}), and render() takes no argument 'mode'")
+            if self.name == 'AtariVectorEnv':
+                remedy = 'set create_environment.eval_env_load_fn = @suite_atari.load'
             raise UnsupportedOperationError(f'{self.name} returns no images: {remedy}')
         if isinstance(self._env, SupervisedVectorEnv):
             frame = self._env.render_first()

@@ -15,6 +15,7 @@ whether the saved state is complete.
 
 The bytes are a pickle: restore only states of your own runs. :mod:`alfx.checkpoints.environment_states` ensures that.
 """
+import array
 import collections
 import ctypes
 import functools
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
@@ -48,6 +50,7 @@ _LAYER = (gymnasium.Env, VectorEnv)
 _KNOWN = frozenset({'gymnasium', 'alfx', 'ale_py', 'minigrid', 'mujoco', 'numpy', 'pygame'}) | sys.stdlib_module_names
 # Attributes that belong to the process or to a window, not to the episode. Decided by type: any name may hold a state.
 _SKIPPED_TYPES = (types.BuiltinFunctionType, types.ModuleType, EnvSpec)
+_SIMPLE_TYPES = (bool, int, float, complex, str, bytes, bytearray, array.array, itertools.count)
 _WINDOW_PACKAGES = ('glfw', 'OpenGL', 'pyglet')
 _WINDOW_TYPES = (('pygame', 'Surface'), ('pygame.time', 'Clock'), ('pygame.font', 'Font'),
                  ('gymnasium.envs.mujoco.mujoco_rendering', 'MujocoRenderer'))
@@ -80,7 +83,9 @@ def capture(env: Any) -> bytes | None:
     """
     try:
         known, buffer, _ = _dump(env)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - calls code of the environment, which may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - code of the environment may raise anything, as Rust code does
         _log_once(f'the state of {type(env.unwrapped).__name__} cannot be saved: {type(error).__name__}: {error}')
         return None
     return _MARK + (b'known' if known else b'other') + zlib.compress(buffer, 1)
@@ -102,8 +107,10 @@ def restore(env: Any, state: bytes) -> None:
         raise ValueError('the saved state was written by another version of alfx')
     layers = _layers(env)
     simulators = _simulators(layers)
-    data = io.BytesIO(zlib.decompress(state[len(_MARK) + 5:]))
-    shape, simulated, states = _Unpickler(data, [*layers, *(owner for owner, _ in simulators)]).load()
+    unpickler = pickle.Unpickler(io.BytesIO(zlib.decompress(state[len(_MARK) + 5:])))
+    parts = [*layers, *(owner for owner, _ in simulators)]
+    unpickler.persistent_load = parts.__getitem__  # type: ignore[method-assign]
+    shape, simulated, states = unpickler.load()
     if shape != (own := _shape(layers, simulators)):
         found, expected = ([name for name in a if name not in b] or a for a, b in ((shape, own), (own, shape)))
         raise ValueError(f'the saved state is of {" of ".join(found)}, expected {" of ".join(expected)}')
@@ -126,10 +133,8 @@ def restore(env: Any, state: bytes) -> None:
 
 def needs_check(state: Any) -> bool:
     """Return whether a nest of dicts, lists and tuples contains a state of an environment that alfx does not know."""
-    if isinstance(state, dict):
-        state = list(state.values())
-    if isinstance(state, (list, tuple)):
-        return any(needs_check(part) for part in state)
+    if isinstance(state, (dict, list, tuple)):
+        return any(map(needs_check, state.values() if isinstance(state, dict) else state))
     return isinstance(state, bytes) and state.startswith(_MARK + b'other')
 
 
@@ -189,22 +194,28 @@ def _owners(layers: list[Any]) -> Iterable[Any]:
     """Return the classes of ``layers``, their modules, the user's modules that these import, and classes in them."""
     kinds = [kind for layer in layers for kind in type(layer).__mro__ if _package(kind) not in _KNOWN]
     modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
-    modules += [value for module in dict.fromkeys(modules) for value in vars(module).values()
-                if inspect.ismodule(value) and value.__name__.partition('.')[0] not in _KNOWN
-                and 'site-packages' not in (getattr(value, '__file__', None) or 'site-packages')]
+    values = [value for module in dict.fromkeys(modules) for value in vars(module).values()]
+    modules += [module for value in values if isinstance(value, (types.ModuleType, types.FunctionType, type))
+                and inspect.ismodule(module := inspect.getmodule(value))
+                and module.__name__.partition('.')[0] not in _KNOWN
+                and 'site-packages' not in (getattr(module, '__file__', None) or 'site-packages')]
     kinds += [value for module in dict.fromkeys(modules) for value in vars(module).values() if isinstance(value, type)
               and _package(value) == module.__name__.partition('.')[0] and not issubclass(value, _LAYER)]
     return dict.fromkeys([*modules, *kinds])
 
 
 def _variables(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a class or module, and those of objects of the user's classes among them."""
+    """Yield the variables of a class or module, and those of the user's objects and functions among them."""
     for name, value in vars(owner).items():
-        if _package(type(value)) in _KNOWN or not hasattr(value, '__dict__'):
-            is_small = isinstance(value, (np.ndarray, np.generic)) and value.size <= 1000
-            yield name, value.tolist() if is_small else value
-        else:
-            yield from ((f'{name}.{key}', part) for key, part in vars(value).items())
+        is_small = isinstance(value, (np.ndarray, np.generic, torch.Tensor)) and value.nbytes <= 8000
+        yield name, value.tolist() if is_small else value
+        parts: dict[str, Any] = {}
+        if isinstance(value, types.FunctionType):
+            parts = {**vars(value), **inspect.getclosurevars(value).nonlocals}
+        elif not isinstance(value, type) and _package(type(value)) not in _KNOWN:
+            slots = (key for kind in type(value).__mro__ for key in getattr(kind, '__slots__', ()))
+            parts = {**{key: getattr(value, key, None) for key in slots}, **getattr(value, '__dict__', {})}
+        yield from ((f'{name}.{key}', part) for key, part in parts.items())
 
 
 def _text(value: Any) -> str:
@@ -214,23 +225,17 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple, collections.deque)):
         parts = [_text(part) for part in itertools.islice(value, 1000)]
         return f'[{", ".join(parts)}]' if all(parts) and parts else ''
-    return repr(value) if value is None or type(value) in (bool, int, float, str) else ''
-
-
-@functools.cache
-def _has_protocol(kind: Any) -> bool:
-    try:
-        inspect.signature(kind.get_state).bind(None)
-        inspect.signature(kind.set_state).bind(None, None)
-    except (AttributeError, TypeError, ValueError):  # MujocoEnv has set_state(qpos, qvel)
-        return False
-    return True
+    return repr(value) if value is None or type(value) in _SIMPLE_TYPES else ''
 
 
 def _saves_itself(layer: Any) -> bool:
     """Return whether ``layer`` has the methods ``get_state()`` and ``set_state(state)``."""
-    kind: Any = type(layer)
-    return _has_protocol(kind)
+    try:
+        inspect.signature(type(layer).get_state).bind(None)
+        inspect.signature(type(layer).set_state).bind(None, None)
+    except (AttributeError, TypeError, ValueError):  # MujocoEnv has set_state(qpos, qvel)
+        return False
+    return True
 
 
 def _is_known(layer: Any) -> bool:
@@ -305,16 +310,6 @@ def _function(code: bytes, module: str, cells: list[Any]) -> types.FunctionType:
     return types.FunctionType(marshal.loads(code), vars(sys.modules[module]), closure=tuple(map(types.CellType, cells)))
 
 
-class _Unpickler(pickle.Unpickler):
-
-    def __init__(self, file: io.BytesIO, parts: list[Any]):
-        super().__init__(file)
-        self._parts = parts
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._parts[pid]
-
-
 # Simulators ----------------------------------------------------------------------------------------------------
 
 
@@ -337,9 +332,9 @@ def _save_model(model: Any) -> dict[str, np.ndarray]:
 
 
 def _load_model(model: Any, arrays: dict[str, np.ndarray]) -> None:
-    for name, array in arrays.items():
-        if not np.array_equal(getattr(model, name), array):
-            getattr(model, name)[...] = array
+    for name, saved in arrays.items():
+        if not np.array_equal(getattr(model, name), saved):
+            getattr(model, name)[...] = saved
 
 
 def _save_data(data: Any) -> list[bytes]:

@@ -336,6 +336,6 @@ def sample(policy: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def visit_policy(visits: Tensor, temperature: Tensor) -> Tensor:
-    """Compute ``visits^(1 / temperature)``, normalized; ``visits`` ``[N, A]``, ``temperature`` ``[N]``, positive."""
-    logs = visits.log() / temperature[:, None]
+    """Compute ``visits^(1 / temperature)``, normalized; ``visits`` ``[N, A]``, ``temperature`` ``[N]``, 0: greedy."""
+    logs = visits.log() / temperature.clamp(min=1e-12)[:, None]
     return (logs - logs.amax(-1, keepdim=True)).softmax(-1)

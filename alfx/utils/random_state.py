@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -25,7 +26,7 @@ def set_random_seed(seed: int | None) -> int:
 
 
 def seed_generators(seed: Any, *owners: Any, unseeded_only: bool = False) -> None:
-    """Seed the generators that are variables of modules, classes or objects differently.
+    """Seed the generators that are variables, or of spaces that are variables, of modules, classes or objects.
 
     Args:
         seed: in ``[0, 2**32)``.
@@ -33,6 +34,7 @@ def seed_generators(seed: Any, *owners: Any, unseeded_only: bool = False) -> Non
         unseeded_only: only the generators of numpy that were created without a seed.
     """
     for i, value in enumerate(value for owner in owners for value in vars(owner).values()):
+        value = value.np_random if isinstance(value, gymnasium.Space) else value
         if isinstance(value, np.random.Generator):
             entropy = getattr(value.bit_generator.seed_seq, 'entropy', None)
             if not unseeded_only or isinstance(entropy, int) and entropy >= 2**64:  # of the operating system

@@ -289,7 +289,8 @@ def test_visit_policies_follow_the_temperature():
     policy = rules.visit_policy(visits, torch.tensor([1.0, 0.5], dtype=torch.float64))
     assert policy[0].tolist() == pytest.approx([0.25, 0.75, 0])  # N / sum N
     assert policy[1].tolist() == pytest.approx([4 / 68, 64 / 68, 0])  # N^2 / sum N^2
-    assert rules.visit_policy(visits, torch.full((2, ), 1e-4, dtype=torch.float64))[:, 1].tolist() == [1, 1]
+    for temperature in (1e-4, 1e-30, 0.0):
+        assert rules.visit_policy(visits, torch.full((2, ), temperature, dtype=torch.float64))[:, 1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize('kind', ['rkl', 'kl'])

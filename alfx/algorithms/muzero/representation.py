@@ -81,8 +81,9 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation.
         action_spec: bounded spec of one action.
-        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; creates an ``MCTSModel``. Also
-            called with ``num_unroll_steps`` if it requires this argument and neither the conf nor a partial sets it.
+        model_ctor: creates an ``MCTSModel``; called with the arguments that it accepts of ``(observation_spec=,
+            action_spec=, debug_summaries=)``, and with ``num_unroll_steps`` if it requires this argument and neither
+            the conf nor a partial sets it.
         num_unroll_steps: R, the same as in the model.
         td_steps: n of the n-step values that are bootstrapped from stored values; -1: up to the end of the episode. No
             effect with ``reanalyze_ratio = 1``.
@@ -198,12 +199,9 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         arguments: dict[str, Any] = dict(observation_spec=spec, action_spec=self._action_spec,
                                          discount=self._settings.discount, debug_summaries=self._debug_summaries,
                                          name=f'{self._name}.reanalyze')
-        accepted = inspect.signature(ctor).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-            arguments = {name: value for name, value in arguments.items() if name in accepted}
-        if 'model' in accepted:
+        if 'model' in inspect.signature(ctor).parameters:
             arguments['model'] = self._target_model = make_model()
-        self._reanalyze_algorithm = ctor(**arguments)
+        self._reanalyze_algorithm = ctor(**_accepted(ctor, arguments))
         if hasattr(self._reanalyze_algorithm, 'set_model'):
             if self._target_model is None:
                 self._target_model = make_model()
@@ -403,12 +401,20 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
 
 def _make_model(ctor: Callable[..., MCTSModel], num_unroll_steps: int, **arguments: Any) -> MCTSModel:
     """Create a model; ``num_unroll_steps`` is passed if nothing else sets it, so a conf need not set it twice."""
+    arguments = _accepted(ctor, arguments)
     try:
         return ctor(**arguments)
     except TypeError as error:
         if not re.search(r"missing .*'num_unroll_steps'", str(error)):
             raise
     return ctor(num_unroll_steps=num_unroll_steps, **arguments)
+
+
+def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those of ``arguments`` that ``function`` accepts."""
+    parameters = inspect.signature(getattr(function, 'func', function)).parameters
+    accepts_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in arguments.items() if accepts_all or name in parameters}
 
 
 def _for_loss(output: Any) -> Any:

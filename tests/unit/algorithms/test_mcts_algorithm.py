@@ -281,6 +281,20 @@ def test_the_exploration_policy_acts_at_its_temperature(temperature, kind, polic
         assert step.output.tolist() == (policy.argmax(-1) + 2).tolist()
 
 
+@pytest.mark.parametrize('temperature', [0, 1e-30, 0.0001, torch.zeros(50)])
+def test_a_temperature_of_0_is_greedy_and_may_be_a_number(temperature):
+    algorithm = plain(LATENT, ACTION, model=Bandit(), visit_softmax_temperature_fn=lambda steps: temperature)
+    step = act(algorithm, torch.zeros(50, 3), 'rollout_step')
+    assert step.output.tolist() == (step.info.candidate_action_policy.argmax(-1) + 2).tolist()
+
+
+@pytest.mark.parametrize('temperature', [-1.0, float('nan')])
+def test_a_temperature_that_is_no_temperature_is_rejected(temperature):
+    algorithm = plain(LATENT, ACTION, model=Bandit(), visit_softmax_temperature_fn=lambda steps: temperature)
+    with pytest.raises(ValueError, match=r'visit_softmax_temperature_fn: .*at least 0, found \[(-1.0|nan)'):
+        act(algorithm, torch.zeros(50, 3), 'rollout_step')
+
+
 def test_temperatures_by_moves_and_by_progress():
     by_moves = VisitSoftmaxTemperatureByMoves([(2, 1.0), (5, 0.5), (9, 0.1)])
     assert by_moves(torch.tensor([0, 2, 3, 5, 6, 100])).tolist() == pytest.approx([1, 1, 0.5, 0.5, 0.1, 0.1])

@@ -328,7 +328,8 @@ def a_model(observation_spec, action_spec, num_unroll_steps, debug_summaries):
 
 @pytest.mark.parametrize('ctor', [
     partial(SimpleMCTSModel, **SMALL), partial(SimpleMCTSModel, num_unroll_steps=2, **SMALL), a_model,
-    lambda **args: SimpleMCTSModel(**args, **SMALL)])
+    lambda **args: SimpleMCTSModel(**args, **SMALL), lambda: SimpleMCTSModel(OBSERVATION, ACTION, 2, **SMALL),
+    lambda observation_spec, action_spec: SimpleMCTSModel(observation_spec, action_spec, 2, **SMALL)])
 def test_a_model_receives_the_number_of_unroll_steps_if_it_needs_it(ctor):
     assert impl(ctor, reanalyze_ratio=1.0, reanalyze_algorithm_ctor=search_ctor())._target_model.num_unroll_steps == 2
 

@@ -7,6 +7,7 @@ from helpers.gym_environments import ChainEnv
 
 from alfx.environments import rendering, suite_gym
 from alfx.environments.environment_errors import UnsupportedOperationError
+from alfx.environments.gym_make import make_rendered
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.rendering import as_frame, fitted, frame_rate
@@ -139,9 +140,32 @@ def test_a_function_gets_a_render_mode_for_a_video_only():
         mode_of(True, 'Base-v0', env_load_fn=human)
 
 
+def test_a_mode_that_the_environment_sets_itself_is_accepted(caplog):
+    class ReadOnlyMode(gymnasium.Env):
+        render_mode = property(lambda self: 'rgb_array')
+
+    assert make_rendered(ReadOnlyMode, 'rgb_array', 'ReadOnlyMode').render_mode == 'rgb_array'
+    assert not caplog.records
+
+
 class Failing(ChainEnv):
     def render(self):
         raise OSError('the screen is dark')
+
+
+class OldInterface(ChainEnv):
+    metadata = {'render.modes': ['rgb_array']}
+
+    def render(self, mode='human'):
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_the_old_interface_of_render_gets_advice_about_itself():
+    with GymVectorEnvironment(SerialVectorEnv([lambda: OldInterface(3)])) as env:
+        env.reset()
+        with pytest.raises(UnsupportedOperationError, match=r"no images: .*'rgb_array' \(found \[\]\), and render\(\) "
+                           "takes no argument 'mode'$"):
+            env.render()
 
 
 @pytest.mark.parametrize('make', [SerialVectorEnv, pytest.param(ProcessVectorEnv, marks=pytest.mark.processes)])

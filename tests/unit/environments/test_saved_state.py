@@ -1,5 +1,7 @@
 """State of an environment as bytes: contents, exceptions, the methods of the environment, and simulators."""
 import _random
+import importlib
+import itertools
 import logging
 import multiprocessing
 import pathlib
@@ -12,6 +14,7 @@ import types
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.wrappers import TimeLimit, TransformReward
 from helpers.gym_environments import ChainEnv, CountEnv
 
@@ -120,6 +123,67 @@ class Exiting:
 def test_an_attribute_that_exits_while_it_is_saved_does_not_end_the_run(caplog):
     caplog.set_level('INFO')
     assert saved_state.capture(Plain(law=Exiting())) is None and 'cannot be saved: SystemExit: 3' in caplog.text
+
+
+class Panic(BaseException):
+    """As the panics of Rust code in Python are."""
+
+
+class Panicking:
+    def __getstate__(self):
+        raise Panic('a panic of Rust code')
+
+
+def test_an_attribute_that_raises_as_rust_code_does_not_end_the_run(caplog):
+    with caplog.at_level('INFO'):
+        assert saved_state.capture(Plain(world=Panicking())) is None
+    assert 'a panic of Rust code' in caplog.text
+
+
+class Slots:
+    __slots__ = ('number', )
+
+
+def counter():
+    number = 0
+
+    def count():
+        nonlocal number
+        number += 1
+    return count
+
+
+def advance(value):
+    if isinstance(value, Slots):
+        value.number = 1
+    elif isinstance(value, torch.Tensor):
+        value += 1
+    elif isinstance(value, itertools.count):
+        next(value)
+    else:
+        value()
+
+
+@pytest.mark.parametrize('make', [Slots, counter, itertools.count, lambda: torch.zeros(3)])
+def test_a_value_of_a_module_that_changed_is_noticed(monkeypatch, make):
+    value = make()
+    monkeypatch.setattr(sys.modules[__name__], 'world', value, raising=False)
+    saved = saved_state.capture(Plain())
+    saved_state.restore(Plain(), saved)
+    advance(value)
+    with pytest.raises(ValueError, match='the saved state is of .*world'):
+        saved_state.restore(Plain(), saved)
+
+
+def test_modules_are_found_by_functions_of_them(monkeypatch, tmp_path):
+    (tmp_path / 'counting_module.py').write_text('number = 0\ndef count():\n    global number\n    number += 1\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module('counting_module')
+    monkeypatch.setattr(sys.modules[__name__], 'count', module.count, raising=False)
+    saved = saved_state.capture(Plain())
+    module.count()
+    with pytest.raises(ValueError, match='counting_module with number = 0, expected counting_module with number = 1'):
+        saved_state.restore(Plain(), saved)
 
 
 def test_an_attribute_that_did_not_exist_is_removed():

@@ -132,13 +132,14 @@ class ClassDice(OwnDice):
 
 
 class InstanceDice(OwnDice):
-    """An environment that creates generators, one of them without a seed."""
+    """An environment that creates generators and a space, one of the generators with a seed."""
 
     def __init__(self):
         self.generator, self.seeded = np.random.default_rng(), np.random.default_rng(3)
+        self.space = gymnasium.spaces.Box(0, 1)
 
     def draw(self):
-        return np.array([self.generator.random(), self.seeded.random(), self.np_random.random()])
+        return np.array([self.generator.random(), self.seeded.random(), self.space.sample().item()])
 
 
 class SamplingItsSpace(gymnasium.Env):
