@@ -108,7 +108,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             replay. More than 1 needs ``actor_optimizer`` and networks that are not recurrent.
         target_update_tau: coefficient of the soft (Polyak) update of the target networks, in (0, 1].
         target_update_period: training updates for each update of the target networks.
-        actor_target_update_tau: coefficient of that of the target policy; ``None``: ``target_update_tau``.
+        actor_target_update_tau: coefficient of the soft update of the target policy; ``None``: ``target_update_tau``.
         actor_target_update_period: period of the target policy; ``None``: ``target_update_period``.
         train_actor_on_first_step: also train the policy at the first step of each sequence. If not, the evaluated
             actions are only those that the targets of the critics need, which halves the work for sequences of two.
